@@ -1,0 +1,69 @@
+"""One readable line a header, for people who watch a packet.
+
+Reads what is there and says so; what it does not know it calls payload. It judges nothing: that is the dataplane's work.
+"""
+
+from ipaddress import IPv4Address, IPv6Address
+
+from encap import vxlan
+from encap.fields import (
+    ETHERNET_HEADER_LENGTH,
+    ETHERNET_TYPE,
+    IPV4_HEADER_LENGTH,
+    IPV4_TTL,
+    IPV6_HEADER_LENGTH,
+    IPV6_HOP_LIMIT,
+    IPV6_NEXT_HEADER,
+    UDP_HEADER_LENGTH,
+    load16,
+    load32,
+)
+
+_PROTOCOLS = {1: "ICMP", 6: "TCP", 17: "UDP", 58: "ICMPv6"}
+_ICMP_TYPES = {8: "echo request", 0: "echo reply", 3: "unreachable", 11: "time exceeded"}
+_ICMPV6_TYPES = {128: "echo request", 129: "echo reply", 1: "unreachable", 2: "too big", 3: "time exceeded"}
+
+
+def describe_frame(frame: bytes, vxlan_port: int = vxlan.DEFAULT_PORT) -> list[str]:
+    """The headers of an Ethernet frame, outermost first; VXLAN is looked into on UDP `vxlan_port`."""
+    if len(frame) < ETHERNET_HEADER_LENGTH:
+        return [f"{len(frame)} bytes, too short for Ethernet"]
+    line = f"Ethernet  {frame[6:12].hex(':')} → {frame[0:6].hex(':')}, type 0x{load16(frame, ETHERNET_TYPE):04x}"
+    return [line, *describe_packet(frame[ETHERNET_HEADER_LENGTH:], vxlan_port)]
+
+
+def describe_packet(packet: bytes, vxlan_port: int = vxlan.DEFAULT_PORT) -> list[str]:
+    """The headers of an IP packet, as `describe_frame`."""
+    version = packet[0] >> 4 if packet else 0
+    if version == 4 and len(packet) >= IPV4_HEADER_LENGTH:
+        source, destination = IPv4Address(packet[12:16]), IPv4Address(packet[16:20])
+        protocol, rest = packet[9], packet[(packet[0] & 0x0F) * 4 :]
+        line = f"IPv4      {source} → {destination}, TTL {packet[IPV4_TTL]}, {len(packet)} bytes"
+    elif version == 6 and len(packet) >= IPV6_HEADER_LENGTH:
+        protocol, rest = packet[IPV6_NEXT_HEADER], packet[IPV6_HEADER_LENGTH:]
+        line = (
+            f"IPv6      {IPv6Address(packet[8:24])} → {IPv6Address(packet[24:40])}, "
+            f"hop limit {packet[IPV6_HOP_LIMIT]}, {len(packet)} bytes"
+        )
+    else:
+        return [f"payload   {len(packet)} bytes"]
+    return [line, *_describe_transport(protocol, rest, vxlan_port)]
+
+
+def _describe_transport(protocol: int, data: bytes, vxlan_port: int) -> list[str]:
+    if protocol == 17 and len(data) >= UDP_HEADER_LENGTH:
+        line = f"UDP       {load16(data, 0)} → {load16(data, 2)}, checksum 0x{load16(data, 6):04x}"
+        inner = data[UDP_HEADER_LENGTH:]
+        return [line, *_describe_vxlan(inner, vxlan_port)] if load16(data, 2) == vxlan_port else [line]
+    if protocol in {1, 58} and len(data) >= 8:
+        types = _ICMP_TYPES if protocol == 1 else _ICMPV6_TYPES
+        what = types.get(data[0], f"type {data[0]}")
+        return [f"{_PROTOCOLS[protocol]:9s} {what}, id {load16(data, 4)}, sequence {load16(data, 6)}"]
+    return [f"{_PROTOCOLS.get(protocol, f'protocol {protocol}'):9s} {len(data)} bytes"]
+
+
+def _describe_vxlan(data: bytes, vxlan_port: int) -> list[str]:
+    if len(data) < vxlan.VXLAN_HEADER_LENGTH:
+        return [f"payload   {len(data)} bytes"]
+    line = f"VXLAN     flags 0x{data[0]:02x}, VNI {load32(data, 4) >> 8}"
+    return [line, *describe_frame(data[vxlan.VXLAN_HEADER_LENGTH :], vxlan_port)]

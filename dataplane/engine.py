@@ -1,0 +1,213 @@
+"""The loop that moves batches both ways.
+
+Theory of operation: the event loop says that the device or the underlay has something; the engine then moves at most
+`budget` batches, and returns, so that lease renewal, health checks and signals get their turn under any load; both
+sides are watched level-triggered, so what is left comes right after. Each batch goes through receive, one compiled
+judgement, transmit, and a tally of its verdicts.
+
+What needs more than a verdict is done here, from the columns, only for batches in which it occurs: ICMP errors (no route,
+TTL, too big), and datagrams that the path takes in fragments only. Errors are limited in rate; when the limit is reached a
+flood of such packets costs no more than their verdicts.
+
+An ICMP error about a packet from the device goes back to the device. One about a packet from the underlay (its TTL ended
+here, in the ip framing) goes to the inner source through the tunnel, like any packet for it.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from ipaddress import IPv4Address, IPv6Address
+
+from dataplane.batch import Batch, tally
+from dataplane.device import Device
+from dataplane.inbound import decapsulate
+from dataplane.outbound import encapsulate
+from dataplane.ratelimit import TokenBucket
+from dataplane.underlay import Underlay
+from dataplane.verdict import Verdict, new_counts
+from encap import icmp, vnet
+from encap.fields import IPV4_DONT_FRAGMENT, IPV4_FRAGMENT, Octets, load16
+from encap.overhead import overhead, path_mtu_floor, path_mtu_to_report
+from routing.table import Table
+
+log = logging.getLogger(__name__)
+
+BATCH_CAPACITY = 64
+BATCHES_PER_WAKEUP = 4
+ICMP_PER_SECOND = 1000.0
+"""With ICMP_BURST the limits of Linux (net.ipv4.icmp_msgs_per_sec, icmp_msgs_burst)."""
+ICMP_BURST = 50.0
+
+
+class Direction:
+    """The counters of one direction: packets and bytes received, and their verdicts."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        self.verdicts = new_counts()
+        self.forwarded_bytes = 0
+
+    def count(self, batch: Batch) -> None:
+        """Add a batch whose verdicts are final."""
+        self.received += batch.count
+        self.forwarded_bytes += tally(batch.verdict, batch.length, batch.count, self.verdicts)
+
+
+class Engine:
+    """Moves packets between `device` and `underlay` by `table`, which may be replaced at any time.
+
+    `failed` is called once if a side is lost or something unforeseen happens; the engine has stopped then. `now` is a
+    monotonic clock in seconds.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        underlay: Underlay,
+        table: Table,
+        *,
+        failed: Callable[[Exception], None] | None = None,
+        now: Callable[[], float] = time.monotonic,
+        budget: int = BATCHES_PER_WAKEUP,
+    ) -> None:
+        self.table = table
+        self.outbound = Direction()
+        self.inbound = Direction()
+        self.icmp_sent = 0
+        self.icmp_suppressed = 0
+        self._device = device
+        self._underlay = underlay
+        self._failed = failed
+        self._now = now
+        self._budget = budget
+        self._icmp_limit = TokenBucket(ICMP_PER_SECOND, ICMP_BURST)
+        self._out_batch = Batch(BATCH_CAPACITY)
+        self._in_batch = Batch(BATCH_CAPACITY)
+        self._own_batch = Batch(1)
+
+    def start(self) -> None:
+        """Watch both sides. Needs a running event loop."""
+        self._device.watch(lambda: self._guarded(self.pump_outbound))
+        self._underlay.watch(lambda: self._guarded(self.pump_inbound))
+
+    def stop(self) -> None:
+        """Watch them no more. What was received is delivered already."""
+        self._device.unwatch()
+        self._underlay.unwatch()
+
+    def _guarded(self, pump: Callable[[], None]) -> None:
+        """Run `pump`; on an exception stop, since a level-triggered watch would call it for ever."""
+        try:
+            pump()
+        except Exception as error:  # whatever it is, the owner must hear of it
+            self.stop()
+            if self._failed is None:
+                raise
+            self._failed(error)
+
+    def pump_outbound(self) -> None:
+        """Move up to `budget` batches from the device to the underlay."""
+        batch = self._out_batch
+        for _ in range(self._budget):
+            batch.clear()
+            self._device.receive(batch)
+            if batch.count:
+                self._send(batch)
+                self.outbound.count(batch)
+            if not batch.is_full:
+                return
+
+    def pump_inbound(self) -> None:
+        """Move up to `budget` batches from the underlay to the device."""
+        batch = self._in_batch
+        for _ in range(self._budget):
+            batch.clear()
+            self._underlay.receive(batch, self.table.origins)
+            if batch.count:
+                self._deliver(batch)
+                self.inbound.count(batch)
+            if not batch.is_full:
+                return
+
+    def _send(self, batch: Batch) -> None:
+        table = self.table
+        to_send = encapsulate(batch, table)
+        if to_send < batch.count:
+            self._answer_to_device(batch, Verdict.NO_ROUTE, icmp.NO_ROUTE)
+            self._answer_to_device(batch, Verdict.TTL_EXPIRED, icmp.TIME_EXCEEDED)
+        if to_send and self._underlay.transmit(batch, table.endpoints) < to_send:
+            for index in batch.indices(Verdict.TOO_BIG):
+                self._too_big(batch, index, table)
+
+    def _deliver(self, batch: Batch) -> None:
+        if decapsulate(batch, self.table, self._device.mtu):
+            self._device.transmit(batch)
+        for index in batch.indices(Verdict.TTL_EXPIRED):
+            error = self._icmp_error(batch.packet(index), icmp.TIME_EXCEEDED)
+            if error is None:
+                break
+            self._originate(error)
+
+    def _answer_to_device(self, batch: Batch, verdict: Verdict, kind: icmp.ErrorKind) -> None:
+        for index in batch.indices(verdict):
+            if not self._inject(self._icmp_error(batch.packet(index), kind)):
+                break
+
+    def _too_big(self, batch: Batch, index: int, table: Table) -> None:
+        """A datagram that the path does not take whole: tell the inner sender, or send it in fragments.
+
+        Fragments it is where the inner packet may be fragmented by anybody (IPv4 without DF), and where it is so short
+        that its sender would not make it shorter.
+        """
+        packet = bytes(batch.packet(index))[table.header_length :]
+        endpoint = table.endpoints[batch.peer[index]]
+        family = packet[0] >> 4
+        if _may_be_fragmented(packet) or len(packet) <= path_mtu_floor(family):
+            self._underlay.transmit_in_fragments(batch, index, endpoint)
+            return
+        overhead_length = overhead(table.header_length, 4 if len(endpoint) == 2 else 6)
+        mtu = path_mtu_to_report(self._underlay.path_mtu(endpoint), overhead_length, family)
+        self._inject(self._icmp_error(packet, icmp.TOO_BIG, mtu))
+
+    def _icmp_error(self, packet: Octets, kind: icmp.ErrorKind, mtu: int = 0) -> bytes | None:
+        """The error to send about `packet`: empty if it may not be answered, None if the limit is reached."""
+        source = self._own_address(packet[0] >> 4)
+        if source is None or not icmp.may_answer(packet):
+            return b""
+        if not self._icmp_limit.take(self._now()):
+            self.icmp_suppressed += 1
+            return None
+        return icmp.error(kind, packet, source, mtu)
+
+    def _own_address(self, family: int) -> IPv4Address | IPv6Address | None:
+        """The node's address in the overlay: the first of its subnet, which is the device's."""
+        identity = self.table.identity
+        subnet = identity.subnet if family == 4 else identity.ipv6_subnet
+        return subnet.network_address if subnet is not None else None
+
+    def _inject(self, error: bytes | None) -> bool:
+        """Hand an ICMP error to the device's host; False if the limit is reached."""
+        if error:
+            own = self._hold(error)
+            vnet.store(own.data, own.offset[0] - vnet.VNET_LENGTH, 0, 0, 0, 0, 0, 0)
+            own.verdict[0] = Verdict.FORWARDED
+            self._device.transmit(own)
+            self.icmp_sent += own.verdict[0] == Verdict.FORWARDED
+        return error is not None
+
+    def _originate(self, error: bytes) -> None:
+        """Send an ICMP error of our own through the tunnel."""
+        if error:
+            own = self._hold(error)
+            if encapsulate(own, self.table):
+                self.icmp_sent += self._underlay.transmit(own, self.table.endpoints)
+
+    def _hold(self, packet: bytes) -> Batch:
+        """The batch for packets of our own making, holding `packet`."""
+        self._own_batch.clear()
+        self._own_batch.put(packet)
+        return self._own_batch
+
+
+def _may_be_fragmented(packet: bytes) -> bool:
+    return packet[0] >> 4 == 4 and not load16(packet, IPV4_FRAGMENT) & IPV4_DONT_FRAGMENT

@@ -1,0 +1,29 @@
+cimport cython
+from encap.fields cimport load32, load64
+from encap.ip cimport check, decrement_ttl, partial_checksum, stated_length, ttl
+from encap.vnet cimport store as store_vnet
+from encap.vxlan cimport check as check_vxlan
+from routing.table cimport Table
+
+cdef int _FORWARDED, _TTL_EXPIRED, _MULTICAST, _UNKNOWN_VTEP, _SPOOFED_SOURCE, _NOT_FOR_US
+cdef unsigned long long _LIMITED_BROADCAST
+cdef int IPV4_DESTINATION, IPV4_SOURCE, IPV6_DESTINATION, IPV6_SOURCE, TCP_CHECKSUM, TCP_DATA_OFFSET
+cdef int FLAG_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6, VNET_LENGTH, MINIMUM_ETHERNET_PAYLOAD
+
+@cython.locals(fault=int)
+cpdef Py_ssize_t strip(const unsigned char[::1] data, Py_ssize_t at, Py_ssize_t length, Table table) except? -1000
+
+@cython.locals(destination="unsigned long long", high="unsigned long long", row="long long", ours=bint)
+cpdef int admit(const unsigned char[::1] data, Py_ssize_t at, int origin, Table table) except -1
+
+@cython.locals(
+    where=Py_ssize_t, start=Py_ssize_t, csum_offset=int, header_length=Py_ssize_t, gso_type=int, gso_size=Py_ssize_t,
+    flags=int,
+)
+cpdef int write_vnet_header(unsigned char[::1] data, Py_ssize_t at, Py_ssize_t length, Py_ssize_t mtu) except -1
+
+@cython.locals(
+    data="unsigned char[::1]", offset="int[::1]", length="int[::1]", peer="int[::1]", verdict="int[::1]",
+    forwarded=Py_ssize_t, i=Py_ssize_t, at=Py_ssize_t, inner_length=Py_ssize_t, refusal=int,
+)
+cpdef Py_ssize_t decapsulate(object batch, Table table, Py_ssize_t mtu) except -1

@@ -1,0 +1,50 @@
+"""Underlays: what carries datagrams between VTEPs.
+
+Contract (`Underlay`; every implementation passes ``tests/test_underlay_conformance.py``):
+
+* `receive` fills the free slots of the caller's batch and returns; it never blocks and keeps no reference to the batch.
+  `origins` maps the hosts of known VTEPs, in the text form of ``ipaddress``, to their numbers; a datagram from any other
+  host gets the peer UNKNOWN_VTEP.
+* `transmit` sends the datagrams whose verdict is FORWARDED, each to the endpoint of its row (`batch.peer`), in order for
+  each flow, and changes the verdict of one that it cannot send: QUEUE_FULL, TOO_BIG (larger than the path carries in one
+  piece), SEND_ERROR. Trouble with one datagram does not stop the others. Returns how many were sent.
+* `transmit_in_fragments` sends one datagram, in fragments of the outer packet where it must.
+* `watch` as for devices.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from dataplane.batch import Batch
+from routing.table import Endpoint
+
+__all__ = ["Underlay"]
+
+
+class Underlay(Protocol):
+    """A carrier of datagrams."""
+
+    @property
+    def families(self) -> frozenset[int]:
+        """Which of 4 and 6 can be reached."""
+
+    def receive(self, batch: Batch, origins: Mapping[str, int]) -> None:
+        """Add what is there to `batch`, until it is full."""
+
+    def transmit(self, batch: Batch, endpoints: Sequence[Endpoint]) -> int:
+        """Send the FORWARDED datagrams of `batch`."""
+
+    def transmit_in_fragments(self, batch: Batch, index: int, endpoint: Endpoint) -> None:
+        """Send datagram `index`; its verdict says what became of it."""
+
+    def path_mtu(self, endpoint: Endpoint) -> int:
+        """The longest outer IP packet, in bytes, that goes to `endpoint` in one piece, as far as is known now."""
+
+    def watch(self, ready: Callable[[], None]) -> None:
+        """Call `ready` from the running event loop while there is something to receive."""
+
+    def unwatch(self) -> None:
+        """Call it no more."""
+
+    def close(self) -> None:
+        """Give the sockets back. May be called twice."""

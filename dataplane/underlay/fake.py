@@ -1,0 +1,139 @@
+"""An underlay in memory: hosts in one process that exchange datagrams, with an MTU.
+
+The twin of ``udp``. A `FakeNetwork` knows its hosts by address and hands a datagram to the addressee at once, in order;
+what is sent to nobody is lost, as on a real network. `crossed` keeps what went over it, for tests to look at.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from dataplane.batch import Batch
+from dataplane.verdict import Verdict
+from encap.overhead import overhead
+from routing.table import UNKNOWN_VTEP, Endpoint
+
+QUEUE_LENGTH = 4096
+_LARGEST_UDP_PAYLOAD = 65507
+
+
+@dataclass(frozen=True)
+class Datagram:
+    """What crossed the network: from whom, to whom, the UDP payload, and whether it had to be cut."""
+
+    source: str
+    destination: str
+    port: int
+    payload: bytes
+    in_fragments: bool = False
+
+
+class FakeNetwork:
+    """Hosts by address. `mtu` is that of every link, in bytes of the outer IP packet."""
+
+    def __init__(self, mtu: int = 1500) -> None:
+        self.mtu = mtu
+        self.crossed: list[Datagram] = []
+        self._hosts: dict[tuple[str, int], FakeUnderlay] = {}
+
+    def attach(self, port: int, *hosts: str) -> "FakeUnderlay":
+        """A host with the addresses `hosts` (at most one of each family), listening on UDP `port`."""
+        underlay = FakeUnderlay(self, hosts)
+        for host in hosts:
+            self._hosts[host, port] = underlay
+        return underlay
+
+    def detach(self, underlay: "FakeUnderlay") -> None:
+        """Forget a host: what is sent to it from now on is lost."""
+        self._hosts = {key: value for key, value in self._hosts.items() if value is not underlay}
+
+    def send(self, datagram: Datagram) -> None:
+        """Hand `datagram` to its addressee, if there is one."""
+        self.crossed.append(datagram)
+        addressee = self._hosts.get((datagram.destination, datagram.port))
+        if addressee is not None:
+            addressee.accept(datagram)
+
+
+class FakeUnderlay:
+    """An `Underlay` on a `FakeNetwork`. `refuse` maps a host to the verdict that sending to it shall have."""
+
+    def __init__(self, network: FakeNetwork, hosts: Sequence[str]) -> None:
+        self._network = network
+        self._host_by_family = {ip_address(host).version: host for host in hosts}
+        self._queue: deque[Datagram] = deque()
+        self._ready: Callable[[], None] | None = None
+        self.refuse: dict[str, Verdict] = {}
+        self.overflowed = 0
+
+    @property
+    def families(self) -> frozenset[int]:
+        """Those of the host's addresses."""
+        return frozenset(self._host_by_family)
+
+    def accept(self, datagram: Datagram) -> None:
+        """What the network delivers; beyond the queue's length it is lost and counted in `overflowed`."""
+        if len(self._queue) >= QUEUE_LENGTH:
+            self.overflowed += 1
+            return
+        self._queue.append(datagram)
+        if self._ready is not None and len(self._queue) == 1:
+            asyncio.get_running_loop().call_soon(self._notify)
+
+    def _notify(self) -> None:
+        if self._ready is None or not self._queue:
+            return
+        self._ready()
+        asyncio.get_running_loop().call_soon(self._notify)
+
+    def receive(self, batch: Batch, origins: Mapping[str, int]) -> None:
+        """Take from the queue."""
+        while self._queue and not batch.is_full:
+            datagram = self._queue.popleft()
+            batch.put(datagram.payload, origins.get(datagram.source, UNKNOWN_VTEP))
+
+    def transmit(self, batch: Batch, endpoints: Sequence[Endpoint]) -> int:
+        """Through the network, at once."""
+        sent = 0
+        for i in batch.indices(Verdict.FORWARDED):
+            endpoint = endpoints[batch.peer[i]]
+            family = 4 if len(endpoint) == 2 else 6
+            too_big = batch.length[i] + overhead(0, family) > self._network.mtu
+            batch.verdict[i] = Verdict.TOO_BIG if too_big else self._send(batch, i, endpoint, in_fragments=False)
+            sent += batch.verdict[i] == Verdict.FORWARDED
+        return sent
+
+    def transmit_in_fragments(self, batch: Batch, index: int, endpoint: Endpoint) -> None:
+        """Through the network, whatever its MTU."""
+        fits = batch.length[index] <= _LARGEST_UDP_PAYLOAD
+        batch.verdict[index] = self._send(batch, index, endpoint, in_fragments=True) if fits else Verdict.TOO_BIG
+
+    def _send(self, batch: Batch, index: int, endpoint: Endpoint, *, in_fragments: bool) -> Verdict:
+        host, port = endpoint[0], endpoint[1]
+        source = self._host_by_family.get(4 if len(endpoint) == 2 else 6)
+        if source is None:
+            return Verdict.SEND_ERROR
+        if host in self.refuse:
+            return self.refuse[host]
+        self._network.send(Datagram(source, host, port, bytes(batch.packet(index)), in_fragments))
+        return Verdict.FORWARDED
+
+    def path_mtu(self, endpoint: Endpoint) -> int:
+        """The network's MTU: all links are alike."""
+        return self._network.mtu
+
+    def watch(self, ready: Callable[[], None]) -> None:
+        """From now on; datagrams that arrived before count."""
+        self._ready = ready
+        asyncio.get_running_loop().call_soon(self._notify)
+
+    def unwatch(self) -> None:
+        """Datagrams go on arriving in the queue."""
+        self._ready = None
+
+    def close(self) -> None:
+        """Leave the network."""
+        self.unwatch()
+        self._network.detach(self)

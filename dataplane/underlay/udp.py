@@ -1,0 +1,208 @@
+"""UDP sockets: the underlay of a real node.
+
+Theory of operation, for each family: one socket is bound to the underlay address and the VTEPs' port and receives. Sending
+goes through a pool of sockets on other ports, chosen by the inner flow's hash, so that routers and receive queues can tell
+flows apart (RFC 7348 section 5 asks for an entropy source port); with an empty pool the receiving socket sends too, as
+flannel's udp backend does. All of them send with path MTU discovery, so that a datagram larger than the path comes back as
+EMSGSIZE and the inner sender can be told; one more socket sends without it, for datagrams that may be cut up.
+
+Checksums of the outer UDP header are the kernel's default: always present, over IPv6 mandatory.
+"""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dataplane.batch import Batch
+from dataplane.verdict import Verdict
+from routing.config import Address
+from routing.table import UNKNOWN_VTEP, Endpoint
+
+log = logging.getLogger(__name__)
+
+BUFFER_BYTES = 7 << 20
+SOURCE_PORTS = 8
+
+_FORWARDED = int(Verdict.FORWARDED)
+_NO_ROOM = frozenset({errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM})
+# Linux numbers that the socket module lacks (include/uapi/linux/in.h, in6.h, asm-generic/socket.h).
+_IP_MTU_DISCOVER, _IP_MTU, _IPV6_MTU_DISCOVER, _IPV6_MTU = 10, 14, 23, 24
+_PMTUDISC_DONT, _PMTUDISC_DO = 0, 2
+_SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
+
+
+class UnderlayError(Exception):
+    """The sockets cannot be had; `port_taken` tells whether somebody else holds the port."""
+
+    def __init__(self, message: str, *, port_taken: bool = False) -> None:
+        super().__init__(message)
+        self.port_taken = port_taken
+
+
+@dataclass(frozen=True)
+class _Family:
+    """The sockets of one family, and the address that they are bound to."""
+
+    address: Address
+    receiver: socket.socket
+    senders: list[socket.socket]
+    fragmenting: socket.socket
+
+    def all(self) -> list[socket.socket]:
+        """Every socket once."""
+        return list(dict.fromkeys([self.receiver, *self.senders, self.fragmenting]))
+
+
+class UdpUnderlay:
+    """An `Underlay` on kernel sockets. Made by `open_udp`."""
+
+    def __init__(self, families: Mapping[int, _Family]) -> None:
+        self._families = dict(families)
+        self._watching = False
+        self.last_errors: dict[str, int] = {}
+        """How often sending failed, by the error's name; for status and logs."""
+
+    @property
+    def families(self) -> frozenset[int]:
+        """Those that sockets were opened for."""
+        return frozenset(self._families)
+
+    def receive(self, batch: Batch, origins: Mapping[str, int]) -> None:
+        """One recvfrom_into a datagram, the families in turn."""
+        slots = batch.slots
+        for family in self._families.values():
+            receive = family.receiver.recvfrom_into
+            while not batch.is_full:
+                try:
+                    length, source = receive(slots[batch.count])
+                except OSError:
+                    break  # nothing left, or a pending error that concerns a datagram sent before
+                batch.add(length, origins.get(source[0], UNKNOWN_VTEP))
+
+    def transmit(self, batch: Batch, endpoints: Sequence[Endpoint]) -> int:
+        """One sendto a datagram."""
+        data, offset, length, verdict = batch.data, batch.offset, batch.length, batch.verdict
+        peer, flow = batch.peer, batch.flow
+        ipv4 = self._families[4].senders if 4 in self._families else []
+        ipv6 = self._families[6].senders if 6 in self._families else []
+        sent = 0
+        for i in range(batch.count):
+            if verdict[i] != _FORWARDED:
+                continue
+            endpoint = endpoints[peer[i]]
+            senders = ipv4 if len(endpoint) == 2 else ipv6
+            start = offset[i]
+            try:
+                senders[flow[i] % len(senders)].sendto(data[start : start + length[i]], endpoint)
+                sent += 1
+            except OSError as error:
+                verdict[i] = self._refused(error)
+        return sent
+
+    def transmit_in_fragments(self, batch: Batch, index: int, endpoint: Endpoint) -> None:
+        """Through the socket that leaves DF off, or over IPv6 lets the kernel fragment at the source."""
+        sender = self._families[4 if len(endpoint) == 2 else 6].fragmenting
+        try:
+            sender.sendto(batch.packet(index), endpoint)
+            batch.verdict[index] = Verdict.FORWARDED
+        except OSError as error:
+            batch.verdict[index] = self._refused(error)
+
+    def _refused(self, error: OSError) -> int:
+        if error.errno == errno.EMSGSIZE:
+            return Verdict.TOO_BIG
+        name = errno.errorcode.get(error.errno or 0, "unknown")
+        self.last_errors[name] = self.last_errors.get(name, 0) + 1
+        return Verdict.QUEUE_FULL if error.errno in _NO_ROOM else Verdict.SEND_ERROR
+
+    def path_mtu(self, endpoint: Endpoint) -> int:
+        """What the kernel's routing cache knows of the path: a connected socket is asked, and closed again."""
+        ipv4 = len(endpoint) == 2
+        kind = socket.AF_INET if ipv4 else socket.AF_INET6
+        level, option = (socket.IPPROTO_IP, _IP_MTU) if ipv4 else (socket.IPPROTO_IPV6, _IPV6_MTU)
+        with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+            probe.bind((str(self._families[4 if ipv4 else 6].address), 0))
+            probe.connect(endpoint)
+            return probe.getsockopt(level, option)
+
+    def watch(self, ready: Callable[[], None]) -> None:
+        """By the loop's poll on the receiving sockets."""
+        for family in self._families.values():
+            asyncio.get_running_loop().add_reader(family.receiver, ready)
+        self._watching = True
+
+    def unwatch(self) -> None:
+        """See `Underlay`."""
+        if self._watching:
+            for family in self._families.values():
+                asyncio.get_running_loop().remove_reader(family.receiver)
+            self._watching = False
+
+    def close(self) -> None:
+        """Close all sockets."""
+        if self._watching:
+            self.unwatch()
+        for family in self._families.values():
+            for one in family.all():
+                one.close()
+
+
+def open_udp(addresses: Sequence[Address], port: int, source_ports: int = SOURCE_PORTS) -> UdpUnderlay:
+    """Sockets on `port` of each of `addresses` (at most one of each family).
+
+    `source_ports` is the size of the pool for sending; 0 sends from `port`. A family that fails is logged and left out;
+    raises UnderlayError if all do.
+    """
+    families: dict[int, _Family] = {}
+    failures: list[UnderlayError] = []
+    for address in addresses:
+        try:
+            families[address.version] = _open_family(address, port, source_ports)
+        except UnderlayError as error:
+            failures.append(error)
+    if not families:
+        raise failures[0] if failures else UnderlayError("no address to bind to")
+    for failure in failures:
+        log.error("one family is left out of the underlay: %s", failure)
+    return UdpUnderlay(families)
+
+
+def _open_family(address: Address, port: int, source_ports: int) -> _Family:
+    """All sockets of a family, or none of them."""
+    with contextlib.ExitStack() as undo:
+        receiver = undo.enter_context(_bind(address, port))
+        senders = [undo.enter_context(_bind(address, 0)) for _ in range(source_ports)] or [receiver]
+        fragmenting = undo.enter_context(_bind(address, 0, discover=_PMTUDISC_DONT))
+        undo.pop_all()
+    return _Family(address, receiver, senders, fragmenting)
+
+
+def _bind(address: Address, port: int, discover: int = _PMTUDISC_DO) -> socket.socket:
+    one = socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM)
+    try:
+        one.setblocking(False)
+        if address.version == 4:
+            one.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, discover)
+        else:
+            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            one.setsockopt(socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, discover)
+        _enlarge(one, socket.SO_SNDBUF, _SO_SNDBUFFORCE)
+        _enlarge(one, socket.SO_RCVBUF, _SO_RCVBUFFORCE)
+        one.bind((str(address), port))
+    except OSError as error:
+        one.close()
+        raise UnderlayError(
+            f"cannot bind UDP port {port} of {address}: {error.strerror}", port_taken=error.errno == errno.EADDRINUSE
+        ) from error
+    return one
+
+
+def _enlarge(one: socket.socket, option: int, force_option: int) -> None:
+    """Ask for a large buffer, and insist where we may (CAP_NET_ADMIN); a small one only drops earlier."""
+    one.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
+    with contextlib.suppress(OSError):
+        one.setsockopt(socket.SOL_SOCKET, force_option, BUFFER_BYTES)

@@ -1,0 +1,10 @@
+from encap.fields cimport store16
+
+cpdef unsigned long long add(
+    const unsigned char[::1] buf, Py_ssize_t at, Py_ssize_t length, unsigned long long total=*
+) except? 0xFFFFFFFFFFFFFFFF
+cpdef int fold(unsigned long long total) noexcept
+cpdef int pseudo_sum(
+    const unsigned char[::1] buf, Py_ssize_t addresses_at, Py_ssize_t addresses_length, int protocol, Py_ssize_t length
+) except -1
+cpdef int replace_word(int checksum, int old, int new) noexcept

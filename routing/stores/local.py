@@ -1,0 +1,240 @@
+"""The embedded store: a folder of lease files, shared by any number of processes of one machine.
+
+Layout, with flannel's key names and values::
+
+    DIR/config                      the network configuration, JSON
+    DIR/subnets/10.5.34.0-24        one lease, JSON
+    DIR/expiry/10.5.34.0-24         when that lease ends, seconds since the epoch, decimal
+    DIR/lock                        held (flock) while leases are allocated or changed
+
+A lease file without an expiry file is a reservation and never ends, as a key without an etcd lease is one for flannel:
+whoever writes ``subnets/10.5.34.0-24`` by hand reserves that subnet, or announces a peer that is no pyflannel-dp.
+
+Theory of operation: every file is written whole and renamed into place, the expiry before the lease, and removed in the
+other order, so that a reader without the lock never takes a lease for a reservation. Readers do not lock. Changes are
+noticed by reading the folder again every half second: file systems differ in what they notify of, a folder of a few
+thousand files is read in milliseconds, and that happens in a thread.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from routing import allocator
+from routing.allocator import Subnets
+from routing.config import NetworkConfig, parse_config
+from routing.durable import sync_folder, write_whole
+from routing.lease import Lease, LeaseAttributes, LeaseError, parse_attributes, parse_key
+from routing.stores import LeaseLostError, StoreError
+
+log = logging.getLogger(__name__)
+
+LEASE_SECONDS = 24 * 3600.0
+"""How long a lease lasts, as in flannel."""
+
+POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class _Cached:
+    """A lease file as it was read last: `stamp` tells whether it is still the same file, `lease` is None for junk."""
+
+    stamp: tuple[int, int, int]
+    lease: Lease | None
+
+
+class LocalStore:
+    """The `SubnetStore` in a folder. `now` gives seconds since the epoch, `sleep` waits between two looks."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        lease_seconds: float = LEASE_SECONDS,
+        now: Callable[[], float] = time.time,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._folder = folder
+        self._subnets = folder / "subnets"
+        self._expiry = folder / "expiry"
+        self._lease_seconds = lease_seconds
+        self._now = now
+        self._sleep = sleep
+        self._rng = rng or random.Random()
+        self._cache: dict[str, _Cached] = {}
+        self._bad_expiry: set[str] = set()
+
+    async def config(self) -> NetworkConfig:
+        """The configuration in ``DIR/config``."""
+        path = self._folder / "config"
+        try:
+            text = await asyncio.to_thread(path.read_text, encoding="utf-8")
+        except FileNotFoundError:
+            raise StoreError(
+                f"{path} does not exist: write the network configuration there, or start with --network or "
+                "--net-config-path, which does it"
+            ) from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise StoreError(f"{path} cannot be read: {error}") from None
+        return parse_config(text)
+
+    async def create_config(self, text: str) -> None:
+        """Write ``DIR/config`` unless there is one. `text` must pass `parse_config`. Raises ConfigError, StoreError."""
+        parse_config(text)
+
+        def create() -> None:
+            with self._locked():
+                if not (self._folder / "config").exists():
+                    write_whole(self._folder / "config", text)
+
+        await asyncio.to_thread(create)
+
+    async def acquire(self, config: NetworkConfig, attributes: LeaseAttributes, previous: Subnets) -> Lease:
+        """Decide and write under the lock, so that two processes never get one subnet."""
+
+        def acquire() -> Lease:
+            with self._locked():
+                valid = self._scan()
+                decision = allocator.decide(config, valid, attributes, previous, self._rng)
+                ended = [lease for lease in self._scan_all() if lease not in valid]
+                for lease in (*ended, *decision.obsolete):
+                    self._remove(lease.key)
+                held = decision.reuse
+                reservation = held is not None and held.expiration is None
+                lease = Lease(
+                    decision.subnets.ipv4,
+                    decision.subnets.ipv6,
+                    attributes,
+                    None if reservation else self._now() + self._lease_seconds,
+                )
+                self._write(lease)
+                return lease
+
+        return await asyncio.to_thread(acquire)
+
+    async def renew(self, lease: Lease) -> Lease:
+        """Move the expiration, after a look whether the lease is still there and still ours."""
+
+        def renew() -> Lease:
+            with self._locked():
+                self._require_ours(lease)
+                if lease.expiration is None:
+                    return lease
+                renewed = replace(lease, expiration=self._now() + self._lease_seconds)
+                self._write_expiry(renewed)
+                return renewed
+
+        return await asyncio.to_thread(renew)
+
+    async def release(self, lease: Lease) -> None:
+        """Remove the lease if it is ours and no reservation."""
+
+        def release() -> None:
+            with self._locked(), contextlib.suppress(LeaseLostError):
+                self._require_ours(lease)
+                if lease.expiration is not None:
+                    self._remove(lease.key)
+
+        await asyncio.to_thread(release)
+
+    async def watch(self) -> AsyncIterator[Sequence[Lease]]:
+        """A snapshot now and after each change; a look every half second."""
+        last: list[Lease] | None = None
+        while True:
+            leases = await asyncio.to_thread(self._scan)
+            if leases != last:
+                last = leases
+                yield leases
+            await self._sleep(POLL_SECONDS)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """The folder, made if missing, with its lock held. Blocks; the kernel frees the lock of a killed process."""
+        try:
+            for folder in (self._subnets, self._expiry):
+                folder.mkdir(parents=True, exist_ok=True)
+            with open(self._folder / "lock", "a", encoding="utf-8") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield
+        except OSError as error:
+            raise StoreError(f"the store in {self._folder} cannot be written: {error}") from error
+
+    def _scan_all(self) -> list[Lease]:
+        """All leases, ended ones included, sorted by key; a file that has not changed is not parsed again."""
+        try:
+            paths = sorted(self._subnets.iterdir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StoreError(f"the store in {self._folder} cannot be read: {error}") from error
+        self._cache = {path.name: cached for path in paths if (cached := self._look(path)) is not None}
+        return [self._with_expiry(cached.lease) for cached in self._cache.values() if cached.lease is not None]
+
+    def _scan(self) -> list[Lease]:
+        """All leases that are valid now, sorted by key."""
+        now = self._now()
+        return [lease for lease in self._scan_all() if lease.expiration is None or lease.expiration > now]
+
+    def _look(self, path: Path) -> _Cached | None:
+        """The file at `path`, from the cache if it is the one read before; None if it is gone or being written."""
+        if path.name.startswith("."):
+            return None
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            return None
+        stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+        cached = self._cache.get(path.name)
+        if cached is not None and cached.stamp == stamp:
+            return cached
+        try:
+            lease = Lease(*parse_key(path.name), parse_attributes(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError, LeaseError) as error:
+            log.warning("skipped %s: %s", path, error)
+            return _Cached(stamp, None)
+        return _Cached(stamp, lease)
+
+    def _with_expiry(self, lease: Lease) -> Lease:
+        """`lease` with its expiration. An expiry file that makes no sense means an end in the past: never write a
+        reservation for somebody because of a torn file."""
+        path = self._expiry / lease.key
+        try:
+            return replace(lease, expiration=float(path.read_text(encoding="ascii")))
+        except FileNotFoundError:
+            return lease
+        except (OSError, ValueError) as error:
+            if lease.key not in self._bad_expiry:
+                log.warning("skipped %s: the time in %s cannot be read: %s", lease.key, path, error)
+                self._bad_expiry.add(lease.key)
+            return replace(lease, expiration=0.0)
+
+    def _require_ours(self, lease: Lease) -> None:
+        """Raises LeaseLostError unless the store still holds `lease` for the node that it names."""
+        current = {found.key: found for found in self._scan()}.get(lease.key)
+        if current is None:
+            raise LeaseLostError(f"the lease {self._subnets / lease.key} is gone")
+        if not current.held_by(lease.attributes):
+            owner = current.attributes.public_ip or current.attributes.public_ipv6
+            raise LeaseLostError(f"the lease {self._subnets / lease.key} belongs to {owner} now")
+
+    def _write(self, lease: Lease) -> None:
+        if lease.expiration is not None:
+            self._write_expiry(lease)
+        write_whole(self._subnets / lease.key, lease.attributes.to_json())
+
+    def _write_expiry(self, lease: Lease) -> None:
+        write_whole(self._expiry / lease.key, repr(lease.expiration))
+
+    def _remove(self, key: str) -> None:
+        for folder in (self._subnets, self._expiry):
+            (folder / key).unlink(missing_ok=True)
+            sync_folder(folder)

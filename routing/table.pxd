@@ -1,0 +1,44 @@
+cimport cython
+
+cdef unsigned long long _WORD, _GOLDEN, _ROW_MASK
+
+cdef unsigned long long _spread(unsigned long long value) noexcept
+
+cdef class Table:
+    cdef readonly object identity
+    cdef readonly tuple routes
+    cdef readonly bint is_vxlan, check_sources, has4, has6
+    cdef readonly int header_length
+    cdef readonly long long vni, mac_a, mac_b
+    cdef readonly unsigned long long own4, own4_mask, broadcast4
+    cdef readonly unsigned long long own6_high, own6_low, own6_mask_high, own6_mask_low
+    cdef readonly dict origins
+    cdef readonly list endpoints
+    cdef readonly int[::1] vtep
+    cdef readonly unsigned char[::1] headers
+    cdef readonly Py_ssize_t lengths4, lengths6
+    cdef readonly unsigned long long[::1] masks4, slots4, masks6_high, masks6_low, slots6
+    cdef readonly long long[::1] bases4, sizes4, bases6, sizes6
+
+    @cython.locals(base=Py_ssize_t, last=Py_ssize_t, slot=Py_ssize_t)
+    cdef int _insert4(self, Py_ssize_t length, unsigned long long key, unsigned long long row) except -1
+
+    @cython.locals(base=Py_ssize_t, last=Py_ssize_t, slot=Py_ssize_t, at=Py_ssize_t)
+    cdef int _insert6(
+        self, Py_ssize_t length, unsigned long long high, unsigned long long low, unsigned long long row
+    ) except -1
+
+    @cython.locals(
+        length=Py_ssize_t, base=Py_ssize_t, last=Py_ssize_t, slot=Py_ssize_t, key="unsigned long long",
+        entry="unsigned long long",
+    )
+    cpdef long long find4(self, unsigned long long address) except? -2
+
+    @cython.locals(
+        length=Py_ssize_t, base=Py_ssize_t, last=Py_ssize_t, slot=Py_ssize_t, at=Py_ssize_t,
+        key_high="unsigned long long", key_low="unsigned long long",
+    )
+    cpdef long long find6(self, unsigned long long high, unsigned long long low) except? -2
+
+    cpdef bint is_own4(self, unsigned long long address) noexcept
+    cpdef bint is_own6(self, unsigned long long high, unsigned long long low) noexcept

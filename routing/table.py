@@ -1,0 +1,239 @@
+"""The immutable table that the hot path reads: longest prefix match and the allow-list of sources, in one object.
+
+Theory of operation: all subnets of one family and prefix length stand in one open-addressing hash table (linear probing,
+at most half full); a lookup tries the prefix lengths that occur, longest first, and ends at the first hit. A flannel
+network has one length, so a lookup is one multiplication and, on average, one and a half probes, whatever the number of
+leases; in the worst case it is one probe sequence for each length that occurs.
+
+IPv4 slots are one 64-bit word, address << 32 | row + 1, so that 100 000 leases take 2 MiB; IPv6 slots are three, high
+half, low half, row + 1. A row + 1 of 0 marks an empty slot. A *row* is the number of a route; per-row columns hold what
+the loops need: the ready-made tunnel header and the number of the VTEP. VTEP numbers are given to underlay hosts, so
+that "does the inner source live behind the outer source" is one comparison.
+
+Control code builds a new Table and swaps the reference; nothing here changes after `build`.
+"""
+
+from array import array
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Network
+from typing import TypeAlias
+
+from encap import vxlan
+from encap.fields import ETHERTYPE_IPV4, ETHERTYPE_IPV6
+from routing.config import Address, Network
+from routing.route import FRAMING_VXLAN, Route
+
+Endpoint: TypeAlias = tuple[str, int] | tuple[str, int, int, int]
+"""A socket address as the ``socket`` module has it: two parts for IPv4, four for IPv6."""
+
+UNKNOWN_VTEP = -1
+NO_ROW = -1
+
+_WORD = 0xFFFFFFFFFFFFFFFF
+_GOLDEN = 0x9E3779B97F4A7C15
+_ROW_MASK = 0xFFFFFFFF
+_MISSING_MAC = 1 << 48
+_LIMITED_BROADCAST = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What this node is in the overlay: the rest of what the hot path must know, kept in the same table.
+
+    `vtep_mac` and `vtep_mac_v6` are the own MACs on the IPv4 and the IPv6 underlay (None where there is none, and in
+    the ip framing); `port` is the UDP port of all VTEPs. With `check_sources` off, any source is believed.
+    """
+
+    framing: str
+    subnet: IPv4Network | None
+    ipv6_subnet: IPv6Network | None
+    port: int
+    vni: int = vxlan.DEFAULT_VNI
+    vtep_mac: bytes | None = None
+    vtep_mac_v6: bytes | None = None
+    check_sources: bool = True
+    network: IPv4Network | None = None
+    """The whole IPv4 overlay, whose broadcast address is nobody's host."""
+
+
+def _spread(value: int) -> int:
+    """35 well-mixed bits of a 64-bit value (Fibonacci hashing, Knuth 6.4)."""
+    return ((value * _GOLDEN) & _WORD) >> 29
+
+
+class Table:
+    """See the module. Made by `build`; the attributes are for the loops in ``dataplane`` and read-only."""
+
+    def __init__(self, identity: Identity, routes: Sequence[Route]) -> None:
+        self.identity = identity
+        self.routes = tuple(routes)
+        self.is_vxlan = identity.framing == FRAMING_VXLAN
+        self.header_length = vxlan.HEADER_LENGTH if self.is_vxlan else 0
+        self.vni = identity.vni
+        self.mac_a = _mac_number(identity.vtep_mac)
+        self.mac_b = _mac_number(identity.vtep_mac_v6)
+        self.check_sources = identity.check_sources
+        self._set_own(identity.subnet, identity.ipv6_subnet)
+        self.origins: dict[str, int] = _number_vteps(routes)
+        """VTEP number by underlay host, in the text form of ipaddress."""
+        self.endpoints: list[Endpoint] = [_endpoint(route.address, identity.port) for route in routes]
+        """Where the packets of each row go."""
+        self.vtep = memoryview(array("i", [self.origins[endpoint[0]] for endpoint in self.endpoints] or [0]))
+        self.headers = memoryview(bytearray(b"".join(_header(identity, route) for route in routes) or b"\0"))
+        self._fill4([(row, route.subnet) for row, route in enumerate(routes) if route.subnet.version == 4])
+        self._fill6([(row, route.subnet) for row, route in enumerate(routes) if route.subnet.version == 6])
+
+    def _set_own(self, subnet: IPv4Network | None, ipv6_subnet: IPv6Network | None) -> None:
+        network = self.identity.network
+        self.broadcast4 = int(network.broadcast_address) if network else _LIMITED_BROADCAST
+        self.has4 = subnet is not None
+        self.own4 = int(subnet.network_address) if subnet else 0
+        self.own4_mask = int(subnet.netmask) if subnet else 0
+        own6 = int(ipv6_subnet.network_address) if ipv6_subnet else 0
+        own6_mask = int(ipv6_subnet.netmask) if ipv6_subnet else 0
+        self.has6 = ipv6_subnet is not None
+        self.own6_high, self.own6_low = own6 >> 64, own6 & _WORD
+        self.own6_mask_high, self.own6_mask_low = own6_mask >> 64, own6_mask & _WORD
+
+    def _fill4(self, rows: list[tuple[int, Network]]) -> None:
+        masks, bases, sizes, total = _layout(rows)
+        self.masks4 = memoryview(array("Q", masks or [0]))
+        self.bases4 = memoryview(array("q", bases or [0]))
+        self.sizes4 = memoryview(array("q", sizes or [0]))
+        self.lengths4 = len(masks)
+        self.slots4 = memoryview(array("Q", bytes(8 * max(total, 1))))
+        index = {mask: i for i, mask in enumerate(masks)}
+        for row, subnet in rows:
+            self._insert4(index[int(subnet.netmask)], int(subnet.network_address), row)
+
+    def _insert4(self, length: int, key: int, row: int) -> None:
+        base = self.bases4[length]
+        last = self.sizes4[length] - 1
+        slot = _spread(key) & last
+        while self.slots4[base + slot] and self.slots4[base + slot] >> 32 != key:
+            slot = (slot + 1) & last
+        self.slots4[base + slot] = (key << 32) | (row + 1)
+
+    def _fill6(self, rows: list[tuple[int, Network]]) -> None:
+        masks, bases, sizes, total = _layout(rows)
+        self.masks6_high = memoryview(array("Q", [mask >> 64 for mask in masks] or [0]))
+        self.masks6_low = memoryview(array("Q", [mask & _WORD for mask in masks] or [0]))
+        self.bases6 = memoryview(array("q", bases or [0]))
+        self.sizes6 = memoryview(array("q", sizes or [0]))
+        self.lengths6 = len(masks)
+        self.slots6 = memoryview(array("Q", bytes(24 * max(total, 1))))
+        index = {mask: i for i, mask in enumerate(masks)}
+        for row, subnet in rows:
+            address = int(subnet.network_address)
+            self._insert6(index[int(subnet.netmask)], address >> 64, address & _WORD, row)
+
+    def _insert6(self, length: int, high: int, low: int, row: int) -> None:
+        base = self.bases6[length]
+        last = self.sizes6[length] - 1
+        slot = _spread(high ^ _spread(low)) & last
+        at = 3 * (base + slot)
+        while self.slots6[at + 2] and not (self.slots6[at] == high and self.slots6[at + 1] == low):
+            slot = (slot + 1) & last
+            at = 3 * (base + slot)
+        self.slots6[at] = high
+        self.slots6[at + 1] = low
+        self.slots6[at + 2] = row + 1
+
+    def find4(self, address: int) -> int:
+        """The row of the longest IPv4 subnet that holds `address` (32 bits), or NO_ROW."""
+        for length in range(self.lengths4):
+            key = address & self.masks4[length]
+            base = self.bases4[length]
+            last = self.sizes4[length] - 1
+            slot = _spread(key) & last
+            entry = self.slots4[base + slot]
+            while entry:
+                if entry >> 32 == key:
+                    return (entry & _ROW_MASK) - 1
+                slot = (slot + 1) & last
+                entry = self.slots4[base + slot]
+        return -1
+
+    def find6(self, high: int, low: int) -> int:
+        """The row of the longest IPv6 subnet that holds the address in two 64-bit halves, or NO_ROW."""
+        for length in range(self.lengths6):
+            key_high = high & self.masks6_high[length]
+            key_low = low & self.masks6_low[length]
+            base = self.bases6[length]
+            last = self.sizes6[length] - 1
+            slot = _spread(key_high ^ _spread(key_low)) & last
+            at = 3 * (base + slot)
+            while self.slots6[at + 2]:
+                if self.slots6[at] == key_high and self.slots6[at + 1] == key_low:
+                    return self.slots6[at + 2] - 1
+                slot = (slot + 1) & last
+                at = 3 * (base + slot)
+        return -1
+
+    def is_own4(self, address: int) -> bool:
+        """Whether the IPv4 address lies in this node's subnet."""
+        return self.has4 and address & self.own4_mask == self.own4
+
+    def is_own6(self, high: int, low: int) -> bool:
+        """Whether the IPv6 address lies in this node's subnet."""
+        return self.has6 and high & self.own6_mask_high == self.own6_high and low & self.own6_mask_low == self.own6_low
+
+    def route_to(self, address: Address) -> Route | None:
+        """The route that packets for `address` take, or None; for people and tests, not for loops."""
+        if isinstance(address, IPv4Address):
+            row = self.find4(int(address))
+        else:
+            row = self.find6(int(address) >> 64, int(address) & _WORD)
+        return self.routes[row] if row >= 0 else None
+
+
+def build(identity: Identity, routes: Iterable[Route]) -> Table:
+    """A table for `identity` with `routes`. Of two routes for one subnet the later one counts."""
+    by_subnet = {route.subnet: route for route in routes}
+    return Table(identity, list(by_subnet.values()))
+
+
+def _mac_number(mac: bytes | None) -> int:
+    """The MAC as a 48-bit number; without one, a number that no frame carries."""
+    return int.from_bytes(mac, "big") if mac else _MISSING_MAC
+
+
+def _endpoint(address: Address, port: int) -> Endpoint:
+    return (str(address), port) if isinstance(address, IPv4Address) else (str(address), port, 0, 0)
+
+
+def _header(identity: Identity, route: Route) -> bytes:
+    """What goes in front of each packet of `route`."""
+    if identity.framing != FRAMING_VXLAN:
+        return b""
+    own = (identity.vtep_mac, identity.vtep_mac_v6)
+    source = (own[0] or own[1]) if isinstance(route.address, IPv4Address) else (own[1] or own[0])
+    ethertype = ETHERTYPE_IPV6 if isinstance(route.subnet, IPv6Network) else ETHERTYPE_IPV4
+    return vxlan.header(identity.vni, route.mac, source or b"", ethertype)
+
+
+def _number_vteps(routes: Collection[Route]) -> dict[str, int]:
+    """A number for each VTEP, by each of its underlay hosts; routes that share a host share a VTEP."""
+    numbers: dict[str, int] = {}
+    for count, route in enumerate(routes):
+        hosts = [str(address) for address in route.public]
+        number = next((numbers[host] for host in hosts if host in numbers), count)
+        for host in hosts:
+            numbers.setdefault(host, number)
+    return numbers
+
+
+def _layout(rows: Sequence[tuple[int, Network]]) -> tuple[list[int], list[int], list[int], int]:
+    """Masks (longest prefix first), first slot and number of slots of each prefix length, and the slots in all."""
+    counts: dict[int, int] = {}
+    for _, subnet in rows:
+        mask = int(subnet.netmask)
+        counts[mask] = counts.get(mask, 0) + 1
+    masks = sorted(counts, reverse=True)
+    sizes = [1 << (2 * counts[mask] - 1).bit_length() for mask in masks]
+    bases = [sum(sizes[:i]) for i in range(len(sizes))]
+    return masks, bases, sizes, sum(sizes)
+
+
+__all__ = ["NO_ROW", "UNKNOWN_VTEP", "Endpoint", "Identity", "Table", "build"]
