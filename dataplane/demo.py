@@ -68,7 +68,7 @@ def run(megabytes: int) -> int:
             return _rerun_in_user_namespace(console, megabytes, reason)
         console.print(f"[red]the demo cannot run: {escape(reason)}")
         return 1
-    previous = signal.signal(signal.SIGTERM, _interrupt)
+    previous = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with tempfile.TemporaryDirectory(prefix="pyflannel-dp-demo-") as folder, Lab("pfdemo") as lab:
             _show(console, lab, Path(folder), megabytes)
@@ -78,12 +78,15 @@ def run(megabytes: int) -> int:
     except KeyboardInterrupt:
         console.print("[yellow]interrupted; everything is removed")
         return 130
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+    for number, handler in previous.items():
+        signal.signal(number, handler)
     return 0
 
 
 def _interrupt(*_: object) -> None:
+    """End the demo; from here to the end of the process nothing may interrupt the tidying up."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 

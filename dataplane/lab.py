@@ -149,11 +149,12 @@ class Host(Namespace):
         self.pods.append(pod)
         return pod
 
-    def add_kernel_vxlan(self, subnet: IPv4Network, ipv6_subnet: IPv6Network | None = None) -> str:
+    def add_kernel_vxlan(
+        self, subnet: IPv4Network, ipv6_subnet: IPv6Network | None = None, mtu: int = UNDERLAY_MTU - 50
+    ) -> str:
         """A kernel VXLAN device ``flannel.1`` as flannel makes it (VNI 1, port 8472, no learning); returns its MAC."""
         self.ip(
-            f"link add flannel.1 mtu {UNDERLAY_MTU - 50} type vxlan id 1 dev eth0 "
-            f"local {self.ipv4} dstport 8472 nolearning",
+            f"link add flannel.1 mtu {mtu} type vxlan id 1 dev eth0 local {self.ipv4} dstport 8472 nolearning",
             "link set flannel.1 up",
             f"addr add {subnet.network_address}/32 dev flannel.1",
         )

@@ -35,6 +35,7 @@ _QUOTE_LIMIT_IPV6 = 1280 - IPV6_HEADER_LENGTH - 8
 _TTL = 64
 _IPV4_ERROR_TYPES = frozenset({3, 4, 5, 11, 12})
 _IPV6_FRAGMENT = 44
+_ICMPV6_REDIRECT = 137
 _IPV6_EXTENSIONS = frozenset({0, 43, 60})
 
 
@@ -59,8 +60,8 @@ TOO_BIG = ErrorKind(ipv4=(3, 4), ipv6=(2, 0))
 def may_answer(packet: Octets) -> bool:
     """Whether an ICMP error about `packet` (a whole IP packet that passed `ip.check`) may be sent.
 
-    Not about ICMP errors, fragments other than the first, packets to a multicast or broadcast address, or packets
-    whose source is not one host. An echo request is no error and may be answered about.
+    Not about ICMP errors and redirects, fragments other than the first, packets to a multicast or broadcast address,
+    or packets whose source is not one host. An echo request is no error and may be answered about.
     """
     return _may_answer_ipv4(packet) if packet[0] >> 4 == 4 else _may_answer_ipv6(packet)
 
@@ -95,7 +96,7 @@ def _may_answer_ipv6(packet: Octets) -> bool:
             protocol, at = packet[at], at + 8 + 8 * packet[at + 1]
     if protocol != PROTOCOL_ICMPV6:
         return True
-    return at < len(packet) and packet[at] >= 128
+    return at < len(packet) and packet[at] >= 128 and packet[at] != _ICMPV6_REDIRECT
 
 
 def error(kind: ErrorKind, packet: Octets, source: IPv4Address | IPv6Address, mtu: int = 0) -> bytes:

@@ -125,7 +125,7 @@ def flow_hash(buf: Octets, at: int, length: int) -> int:
     """
     if buf[at] >> 4 == 4:
         protocol = buf[at + IPV4_PROTOCOL]
-        addresses = load32(buf, at + IPV4_SOURCE) ^ (load32(buf, at + IPV4_DESTINATION) * 3)
+        addresses = _mix(load32(buf, at + IPV4_SOURCE)) ^ (load32(buf, at + IPV4_DESTINATION) * 3)
         transport = at + (buf[at] & 0x0F) * 4
         if is_fragment(buf, at):
             transport = at + length

@@ -116,7 +116,7 @@ _NOT_CARRIED_OUT = ("GBP", "DirectRouting", "Learning")
 def parse_config(text: str) -> NetworkConfig:
     """Parse and check the JSON of a network configuration. Raises ConfigError."""
     try:
-        raw = json.loads(text)
+        raw = load_json(text)
     except ValueError as error:
         raise ConfigError(f"the network configuration is not JSON: {error}") from None
     warnings: list[str] = []
@@ -127,6 +127,24 @@ def parse_config(text: str) -> NetworkConfig:
         raise ConfigError("EnableIPv4 is false and EnableIPv6 is not true: at least one family must be on")
     backend = _backend(keys.get("Backend"), warnings)
     return NetworkConfig(ipv4, ipv6, backend, tuple(warnings))
+
+
+def load_json(text: str) -> Any:
+    """json.loads, with ValueError as the only way to fail: nesting beyond Python's stack is one too."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def strict_text(value: Any) -> str:
+    """`value`, if it is text that ``ipaddress`` may read as an address. Raises ValueError.
+
+    That module also takes numbers, and zones like fe80::1%eth0, neither of which is meant in a configuration or a lease.
+    """
+    if not isinstance(value, str) or "%" in value:
+        raise ValueError(f"{value!r} is not an address")
+    return value
 
 
 def _canonical(raw: Any, known: list[str], where: str, warnings: list[str]) -> dict[str, Any]:
@@ -189,8 +207,8 @@ def _network(keys: Mapping[str, Any], rules: _Rules, version: int, warnings: lis
     if value is None:
         raise ConfigError(f"IPv{version} is on, but {name} is missing")
     try:
-        network = ip_network(value, strict=False)
-    except (ValueError, TypeError):
+        network = ip_network(strict_text(value), strict=False)
+    except ValueError:
         raise ConfigError(f"{name} is {value!r}, which is not a network like 10.244.0.0/16 or fd00:10::/48") from None
     if network.version != version:
         raise ConfigError(f"{name} is {value}, but must be an IPv{version} network")
@@ -206,7 +224,7 @@ def _bound(keys: Mapping[str, Any], name: str, default: Address, network: Networ
     if value is None:
         return default
     try:
-        address = ip_address(value)
+        address = ip_address(strict_text(value))
     except ValueError:
         raise ConfigError(f"{name} is {value!r}, which is not an address") from None
     if address.version != network.version or address not in network:
@@ -222,7 +240,9 @@ def _backend(raw: Any, warnings: list[str]) -> Backend:
         return Backend()
     if not isinstance(raw, dict):
         raise ConfigError(f"Backend must be a JSON object, not {type(raw).__name__}")
-    kind = str(next((value for key, value in raw.items() if key.lower() == "type"), BACKEND_UDP)).lower()
+    kind = str(
+        next((value for key, value in raw.items() if key.lower() == "type" and value is not None), BACKEND_UDP)
+    ).lower()
     if kind not in _BACKEND_KEYS:
         raise ConfigError(f"Backend.Type is {kind!r}; this program carries {BACKEND_VXLAN} and {BACKEND_UDP}, nothing else")
     keys = _canonical(raw, _BACKEND_KEYS[kind], "Backend", warnings)

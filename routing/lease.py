@@ -8,13 +8,15 @@ Value: ``{"PublicIP":"192.168.1.2","PublicIPv6":null,"BackendType":"vxlan","Back
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import Any, TypeVar
 
-from routing.config import Address
+from routing.config import Address, load_json, strict_text
 
 _A = TypeVar("_A", IPv4Address, IPv6Address)
+_HEX_BYTE = re.compile("[0-9A-Fa-f]{1,2}")
 _NO_IPV4_KEY = "0.0.0.0-0"
 
 
@@ -91,10 +93,12 @@ def parse_key(key: str) -> tuple[IPv4Network | None, IPv6Network | None]:
     """The subnets that `key` names. Raises LeaseError if it is not the key of a lease."""
     first, separator, second = key.partition("&")
     try:
-        subnet = None if first == _NO_IPV4_KEY and separator else IPv4Network(_slashed(first))
+        subnet = None if first == _NO_IPV4_KEY else IPv4Network(_slashed(first))
         ipv6_subnet = IPv6Network(_slashed(second)) if separator else None
     except ValueError:
         raise LeaseError(f"{key!r} is not the key of a lease (like 10.5.34.0-24)") from None
+    if subnet is None and ipv6_subnet is None:
+        raise LeaseError(f"{key!r} names no subnet")
     if format_key(subnet, ipv6_subnet) != key:
         raise LeaseError(f"{key!r} is not spelled as {format_key(subnet, ipv6_subnet)!r}")
     return subnet, ipv6_subnet
@@ -104,13 +108,13 @@ def _slashed(part: str) -> str:
     address, dash, length = part.rpartition("-")
     if not dash or not length.isascii() or not length.isdigit():
         raise ValueError(part)
-    return f"{address}/{length}"
+    return strict_text(f"{address}/{length}")
 
 
 def parse_attributes(text: str) -> LeaseAttributes:
     """The value of a lease. Raises LeaseError."""
     try:
-        raw = json.loads(text)
+        raw = load_json(text)
     except ValueError as error:
         raise LeaseError(f"the value is not JSON: {error}") from None
     if not isinstance(raw, dict):
@@ -133,7 +137,7 @@ def _address(raw: dict[str, Any], name: str, kind: type[_A]) -> _A | None:
     if value is None:
         return None
     try:
-        address = kind(value)
+        address = kind(strict_text(value))
     except ValueError:
         raise LeaseError(f"{name} is {value!r}, which is not an address of its family") from None
     return None if address.is_unspecified else address
@@ -150,12 +154,9 @@ def _vtep_data(raw: dict[str, Any], name: str) -> VtepData | None:
 def parse_mac(text: Any) -> bytes:
     """Six bytes from ``02:42:ac:11:00:02``. Raises LeaseError."""
     parts = text.split(":") if isinstance(text, str) else []
-    try:
-        if len(parts) != 6 or any(not 1 <= len(part) <= 2 for part in parts):
-            raise ValueError
-        return bytes(int(part, 16) for part in parts)
-    except ValueError:
-        raise LeaseError(f"{text!r} is not a MAC address (like 02:fd:c0:00:02:01)") from None
+    if len(parts) != 6 or any(not _HEX_BYTE.fullmatch(part) for part in parts):
+        raise LeaseError(f"{text!r} is not a MAC address (like 02:fd:c0:00:02:01)")
+    return bytes(int(part, 16) for part in parts)
 
 
 def format_mac(mac: bytes) -> str:

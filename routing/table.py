@@ -214,14 +214,26 @@ def _header(identity: Identity, route: Route) -> bytes:
 
 
 def _number_vteps(routes: Collection[Route]) -> dict[str, int]:
-    """A number for each VTEP, by each of its underlay hosts; routes that share a host share a VTEP."""
+    """A number for each VTEP, by each of its underlay hosts; routes that share a host share a VTEP.
+
+    A route with two hosts that were taken for two VTEPs joins them, so numbers are looked up through `same`.
+    """
     numbers: dict[str, int] = {}
+    same: dict[int, int] = {}
+
+    def find(number: int) -> int:
+        while number in same:
+            number = same[number]
+        return number
+
     for count, route in enumerate(routes):
         hosts = [str(address) for address in route.public]
-        number = next((numbers[host] for host in hosts if host in numbers), count)
+        known = {find(numbers[host]) for host in hosts if host in numbers}
+        number = min(known, default=count)
+        same.update({other: number for other in known if other != number})
         for host in hosts:
             numbers.setdefault(host, number)
-    return numbers
+    return {host: find(number) for host, number in numbers.items()} if same else numbers
 
 
 def _layout(rows: Sequence[tuple[int, Network]]) -> tuple[list[int], list[int], list[int], int]:

@@ -101,9 +101,8 @@ class LocalStore:
 
         def acquire() -> Lease:
             with self._locked():
-                valid = self._scan()
+                valid, ended = self._scan()
                 decision = allocator.decide(config, valid, attributes, previous, self._rng)
-                ended = [lease for lease in self._scan_all() if lease not in valid]
                 for lease in (*ended, *decision.obsolete):
                     self._remove(lease.key)
                 held = decision.reuse
@@ -124,10 +123,10 @@ class LocalStore:
 
         def renew() -> Lease:
             with self._locked():
-                self._require_ours(lease)
-                if lease.expiration is None:
-                    return lease
-                renewed = replace(lease, expiration=self._now() + self._lease_seconds)
+                current = self._require_ours(lease)
+                if current.expiration is None:
+                    return current
+                renewed = replace(current, expiration=self._now() + self._lease_seconds)
                 self._write_expiry(renewed)
                 return renewed
 
@@ -138,8 +137,7 @@ class LocalStore:
 
         def release() -> None:
             with self._locked(), contextlib.suppress(LeaseLostError):
-                self._require_ours(lease)
-                if lease.expiration is not None:
+                if self._require_ours(lease).expiration is not None:
                     self._remove(lease.key)
 
         await asyncio.to_thread(release)
@@ -148,7 +146,7 @@ class LocalStore:
         """A snapshot now and after each change; a look every half second."""
         last: list[Lease] | None = None
         while True:
-            leases = await asyncio.to_thread(self._scan)
+            leases, _ = await asyncio.to_thread(self._scan)
             if leases != last:
                 last = leases
                 yield leases
@@ -166,28 +164,29 @@ class LocalStore:
         except OSError as error:
             raise StoreError(f"the store in {self._folder} cannot be written: {error}") from error
 
-    def _scan_all(self) -> list[Lease]:
-        """All leases, ended ones included, sorted by key; a file that has not changed is not parsed again."""
+    def _scan(self) -> tuple[list[Lease], list[Lease]]:
+        """The leases that are valid now and those that have ended; a file that has not changed is not parsed again."""
         try:
             paths = sorted(self._subnets.iterdir())
         except FileNotFoundError:
-            return []
+            return [], []
         except OSError as error:
             raise StoreError(f"the store in {self._folder} cannot be read: {error}") from error
         self._cache = {path.name: cached for path in paths if (cached := self._look(path)) is not None}
-        return [self._with_expiry(cached.lease) for cached in self._cache.values() if cached.lease is not None]
-
-    def _scan(self) -> list[Lease]:
-        """All leases that are valid now, sorted by key."""
+        leases = [self._with_expiry(cached.lease) for cached in self._cache.values() if cached.lease is not None]
         now = self._now()
-        return [lease for lease in self._scan_all() if lease.expiration is None or lease.expiration > now]
+        valid: list[Lease] = []
+        ended: list[Lease] = []
+        for lease in leases:
+            (valid if lease.expiration is None or lease.expiration > now else ended).append(lease)
+        return valid, ended
 
     def _look(self, path: Path) -> _Cached | None:
         """The file at `path`, from the cache if it is the one read before; None if it is gone or being written."""
         if path.name.startswith("."):
             return None
         try:
-            status = path.stat()
+            status = path.lstat()
         except FileNotFoundError:
             return None
         stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
@@ -217,14 +216,15 @@ class LocalStore:
                 self._bad_expiry.add(lease.key)
             return replace(lease, expiration=0.0)
 
-    def _require_ours(self, lease: Lease) -> None:
-        """Raises LeaseLostError unless the store still holds `lease` for the node that it names."""
-        current = {found.key: found for found in self._scan()}.get(lease.key)
+    def _require_ours(self, lease: Lease) -> Lease:
+        """`lease` as the store has it now. Raises LeaseLostError unless it is still held by the node that it names."""
+        current = {found.key: found for found in self._scan()[0]}.get(lease.key)
         if current is None:
             raise LeaseLostError(f"the lease {self._subnets / lease.key} is gone")
         if not current.held_by(lease.attributes):
             owner = current.attributes.public_ip or current.attributes.public_ipv6
             raise LeaseLostError(f"the lease {self._subnets / lease.key} belongs to {owner} now")
+        return current
 
     def _write(self, lease: Lease) -> None:
         if lease.expiration is not None:

@@ -76,6 +76,10 @@ class StaticStore:
                 raise StoreError(f"{name} {subnet} is IPv{subnet.version}, but no IPv{subnet.version} network is given")
             if not (subnet.prefixlen >= network.prefixlen and subnet.network_address in network):
                 raise StoreError(f"{name} {subnet} does not lie inside the network {network}")
+        subnets = [peer.subnet for peer in self._peers]
+        twice = next((subnet for subnet in subnets if subnets.count(subnet) > 1), None)
+        if twice is not None:
+            raise StoreError(f"--peer {twice} is given twice")
         for peer in self._peers:
             for net in own:
                 if net.version == peer.subnet.version and net.overlaps(peer.subnet):

@@ -1,0 +1,88 @@
+"""The batch's layout and its two compiled helpers against slow twins."""
+
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataplane.batch import HEADROOM, MAX_PACKET_LENGTH, Batch, indices_of, tally
+from dataplane.verdict import MEANING, Verdict, by_name, new_counts
+from encap.faults import Fault
+
+
+def test_slots_do_not_overlap_and_have_headroom():
+    batch = Batch(3)
+    for i in range(3):
+        batch.slots[i][:] = bytes([i + 1]) * MAX_PACKET_LENGTH
+        batch.add(MAX_PACKET_LENGTH)
+    for i in range(3):
+        assert set(batch.packet(i)) == {i + 1}
+        assert bytes(batch.packet(i, lead=HEADROOM)[:HEADROOM]) == bytes(HEADROOM)
+
+
+def test_vnet_slots_start_ten_bytes_earlier():
+    batch = Batch(2)
+    batch.vnet_slots[0][:13] = b"0123456789abc"
+    batch.add(3)
+    assert bytes(batch.packet(0)) == b"abc"
+    assert bytes(batch.packet(0, lead=10)) == b"0123456789abc"
+
+
+def test_add_fills_the_columns_and_clear_forgets():
+    batch = Batch(2)
+    batch.put(b"one", peer=4)
+    batch.slots[1][:3] = b"two"
+    batch.add(3, peer=5, stride=2)
+    assert batch.is_full
+    assert (list(batch.peer), list(batch.stride), list(batch.length)) == ([4, 5], [0, 2], [3, 3])
+    assert [bytes(batch.packet(i)) for i in range(2)] == [b"one", b"two"]
+    batch.clear()
+    assert (batch.count, batch.is_full) == (0, False)
+
+
+def test_slots_do_not_share_a_cache_set():
+    batch = Batch(64)
+    for _ in range(64):
+        batch.add(0)
+    assert len({offset % 4096 // 64 for offset in batch.offset}) > 8
+
+
+def test_more_than_fits_raises():
+    batch = Batch(1)
+    batch.add(1)
+    with pytest.raises(IndexError):
+        batch.add(1)
+
+
+@given(st.lists(st.tuples(st.sampled_from(list(Verdict)), st.integers(0, 65535)), max_size=64), st.integers(0, 64))
+def test_tally_counts_each_verdict_and_the_bytes_forwarded(packets, cut):
+    count = min(cut, len(packets))
+    verdicts = memoryview(array("i", [verdict for verdict, _ in packets] or [0]))
+    lengths = memoryview(array("i", [length for _, length in packets] or [0]))
+    counts = new_counts()
+    forwarded = tally(verdicts, lengths, count, counts)
+    assert forwarded == sum(length for verdict, length in packets[:count] if verdict == Verdict.FORWARDED)
+    assert list(counts) == [sum(verdict == each for verdict, _ in packets[:count]) for each in Verdict]
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=64), st.integers(0, 5))
+def test_indices_of(verdicts, wanted):
+    found = indices_of(memoryview(array("i", verdicts)), len(verdicts), wanted)
+    assert found == [i for i, verdict in enumerate(verdicts) if verdict == wanted]
+
+
+def test_every_fault_is_a_verdict_of_the_same_number_and_every_verdict_has_a_meaning():
+    for fault in Fault:
+        assert Verdict[fault.name] == fault
+    assert set(MEANING) == set(Verdict)
+    assert [int(verdict) for verdict in Verdict] == list(range(len(Verdict)))
+
+
+def test_counters_go_by_lower_case_name():
+    counts = new_counts()
+    counts[Verdict.NO_ROUTE] = 3
+    named = by_name(counts)
+    assert named["no_route"] == 3
+    assert "pending" not in named
+    assert sum(named.values()) == 3

@@ -1,0 +1,214 @@
+"""The command line: spellings, the environment, and what is said about nonsense (exit code 2) and failure (1)."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from dataplane import cli
+from dataplane.cli import main
+from dataplane.commandline import normalize
+
+STATIC = ["--store", "static", "--network", "10.244.0.0/16", "--subnet", "10.244.1.0/24"]
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Catches the settings and the store of the node that would run."""
+    caught = {}
+
+    class CaughtNode:
+        def __init__(self, settings, store, host):
+            caught["settings"], caught["store"] = settings, store
+
+        async def run(self, stop):
+            pass
+
+    monkeypatch.setattr(cli, "Node", CaughtNode)
+    monkeypatch.setattr(cli.logging, "basicConfig", lambda **_: None)
+    return caught
+
+
+def run(*arguments: str, code: int = 0) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    assert ended.value.code == code
+
+
+OPTIONS = {"iface", "public-ip", "v", "check-sources", "no-check-sources", "json"}
+BOOLEANS = {"check-sources": "no-check-sources", "json": None}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["-iface=eth0"], ["--iface=eth0"]),
+        (["-iface", "eth0"], ["--iface", "eth0"]),
+        (["--iface=eth0"], ["--iface=eth0"]),
+        (["-public-ip", "192.0.2.1"], ["--public-ip", "192.0.2.1"]),
+        (["--check-sources=false"], ["--no-check-sources"]),
+        (["-check-sources=true"], ["--check-sources"]),
+        (["-json=false"], []),
+        (["-v", "4"], ["-v", "4"]),
+        (["--v=4"], ["--v=4"]),
+        (["-unknown"], ["-unknown"]),
+        (["--", "-iface"], ["--", "-iface"]),
+        (["status", "-json"], ["status", "--json"]),
+    ],
+)
+def test_go_spellings(given, expected):
+    assert normalize(given, OPTIONS, BOOLEANS) == expected
+
+
+def test_go_style_flags_reach_the_node(started):
+    run(*STATIC, "-iface=eth7", "-public-ip", "203.0.113.9", "-subnet-lease-renew-margin=30", "--check-sources=false")
+    settings = started["settings"]
+    assert settings.choice.iface == ("eth7",)
+    assert str(settings.choice.public_ip) == "203.0.113.9"
+    assert settings.renew_margin == 1800
+    assert settings.check_sources is False
+
+
+def test_every_option_comes_from_the_environment_too(started, monkeypatch, tmp_path):
+    environment = {
+        "STORE": "static",
+        "NETWORK": "10.244.0.0/16",
+        "SUBNET": "10.244.1.0/24",
+        "PEER": "10.244.2.0/24=192.0.2.2 10.244.3.0/24=192.0.2.3,02:00:00:00:00:03",
+        "IFACE": "eth7",
+        "RUN_DIR": str(tmp_path),
+        "CHECK_SOURCES": "false",
+        "V": "0",
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(f"FLANNELD_{name}", value)
+    run()
+    settings = started["settings"]
+    assert (settings.choice.iface, settings.run_dir, settings.check_sources) == (("eth7",), tmp_path, False)
+    assert [peer.mac.hex(":") for peer in started["store"]._peers] == ["02:fd:c0:00:02:02", "02:00:00:00:00:03"]
+
+
+def test_an_environment_variable_of_flanneld_that_means_nothing_here_is_warned_about(started, monkeypatch, caplog):
+    monkeypatch.setenv("FLANNELD_IP_MASQ", "true")
+    monkeypatch.setenv("FLANNELD_IFACE", "eth0")
+    run(*STATIC)
+    assert "FLANNELD_IP_MASQ is set, but is not an option here" in caplog.text
+    assert "FLANNELD_IFACE" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--backend", "vxlan"], ["'vxlan' is not", "udp"]),
+        (["--nonsense"], ["No such option", "--nonsense"]),
+        (["--network", "10.244.0.1/16"], ["--network", "has host bits set"]),
+        (["--network", "fd00::/48"], ["--network"]),
+        (["--vni", "16777216"], ["--vni", "16777216"]),
+        (["--port", "0"], ["--port"]),
+        (["--vtep-mac", "02:00"], ["--vtep-mac", "'02:00' is not a MAC address"]),
+        (["--peer", "10.244.2.0/24"], ["SUBNET=ADDRESS[,MAC], like 10.244.2.0/24=192.0.2.2"]),
+        (["--peer", "10.244.2.0/24=192.0.2.999"], ["192.0.2.999"]),
+        (["--subnet", "10.244.1.0/24"], ["--subnet goes with --store static"]),
+        (["--peer", "10.244.2.0/24=192.0.2.2"], ["--peer goes with --store static"]),
+        (["--store", "static"], ["--store static needs --network"]),
+        (["--store", "static", "--network", "10.244.0.0/16"], ["needs --subnet exactly if there is an IPv4 network"]),
+        ([*STATIC, "--ipv6-subnet", "fd00::/64"], ["needs --ipv6-subnet exactly if"]),
+        ([*STATIC, "--net-config-path", "/x.json"], ["--net-config-path or --network"]),
+        (["status", "--what"], ["No such option"]),
+        (["dance"], ["No such command 'dance'"]),
+    ],
+)
+def test_usage_errors_name_the_option_and_exit_with_2(arguments, parts, capsys):
+    run(*arguments, code=2)
+    said = capsys.readouterr().err
+    for part in parts:
+        assert part in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (
+            [*STATIC, "--peer", "10.99.2.0/24=192.0.2.2"],
+            ["--peer 10.99.2.0/24 does not lie inside the network 10.244.0.0/16"],
+        ),
+        ([*STATIC, "--peer", "10.244.1.0/25=192.0.2.2"], ["overlaps this node's own subnet"]),
+        (
+            ["--store", "static", "--network", "10.244.0.0/30", "--subnet", "10.244.0.0/30"],
+            ["may be a /28 at the smallest"],
+        ),
+        (["--store", "static", "--net-config-path", "/nowhere.json"], ["/nowhere.json cannot be read"]),
+        (["status", "--run-dir", "/nowhere"], ["no node is running here", "/nowhere/control.sock"]),
+    ],
+)
+def test_failures_are_one_line_and_exit_with_1(arguments, parts, capsys):
+    run(*arguments, code=1)
+    said = capsys.readouterr().err
+    for part in parts:
+        assert part in said
+    assert said.startswith("pyflannel-dp: ")
+    assert said.count("\n") == 1
+
+
+def store_with(tmp_path: Path, config: dict) -> list[str]:
+    (tmp_path / "config").write_text(json.dumps(config))
+    return ["--store-dir", str(tmp_path)]
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        (["--network", "10.99.0.0/16"], "says something else than the options"),
+        (["--framing", "ip"], "--framing asks for udp, but .*config says vxlan"),
+        (["--vni", "5"], "--vni asks for 5, but .*config says 1"),
+        (["--port", "4789"], "--port asks for 4789, but .*config says 8472"),
+    ],
+)
+def test_options_that_contradict_the_stored_configuration_are_refused(tmp_path, capsys, options, part):
+    place = store_with(tmp_path, {"Network": "10.244.0.0/16", "Backend": {"Type": "vxlan"}})
+    run(*place, *options, code=1)
+    assert re.search(part, capsys.readouterr().err)
+    assert json.loads((tmp_path / "config").read_text())["Network"] == "10.244.0.0/16"
+
+
+def test_options_that_agree_with_the_stored_configuration_are_fine(started, tmp_path):
+    place = store_with(tmp_path, {"Network": "10.244.0.0/16", "Backend": {"Type": "vxlan"}})
+    run(*place, "--network", "10.244.0.0/16", "--framing", "vxlan", "--vni", "1")
+
+
+def test_the_first_node_writes_the_configuration(started, tmp_path):
+    run("--store-dir", str(tmp_path), "--network", "10.244.0.0/16", "--framing", "ip", "--port", "7890")
+    assert json.loads((tmp_path / "config").read_text()) == {
+        "EnableIPv4": True,
+        "Network": "10.244.0.0/16",
+        "Backend": {"Type": "udp", "Port": 7890},
+    }
+
+
+def test_a_configuration_file_is_taken_over_as_it_is(started, tmp_path):
+    text = '{"Network":"10.0.0.0/8","SubnetLen":20,"Backend":{"Type":"udp","Port":7890}}'
+    (tmp_path / "net-conf.json").write_text(text)
+    run("--store-dir", str(tmp_path / "store"), "--net-config-path", str(tmp_path / "net-conf.json"))
+    assert (tmp_path / "store" / "config").read_text() == text
+
+
+def test_no_configuration_says_how_to_give_one(tmp_path, capsys):
+    run("--store-dir", str(tmp_path), code=1)
+    assert "config does not exist" in capsys.readouterr().err
+
+
+def test_ipv6_peers_ask_for_the_ipv6_underlay(started):
+    run(*STATIC, "--peer", "10.244.2.0/24=2001:db8::2")
+    assert started["settings"].ipv6_underlay
+
+
+def test_help_explains_every_option(capsys):
+    run("--help")
+    said = capsys.readouterr().out
+    for option in cli.cli.params:
+        assert option.opts[0] in said
+        assert getattr(option, "help", "x") != ""
+    for command in ("status", "cleanup", "demo"):
+        assert command in said

@@ -1,0 +1,43 @@
+"""Headers in words."""
+
+import pytest
+from packets import echo, mac, tcp, udp
+from scapy.layers.inet import IP, UDP
+from scapy.layers.l2 import Ether
+from scapy.packet import Raw
+
+from dataplane.describe import describe_frame, describe_packet
+from encap import vxlan
+
+
+def test_a_vxlan_frame_is_read_to_the_bottom():
+    payload = vxlan.header(1, mac(2), mac(1), 0x0800) + echo()
+    datagram = IP(src="192.0.2.1", dst="192.0.2.2") / UDP(sport=50000, dport=8472) / Raw(payload)
+    lines = describe_frame(bytes(Ether(src="02:00:00:00:00:01", dst="02:00:00:00:00:02") / datagram))
+    assert lines[0] == "Ethernet  02:00:00:00:00:01 → 02:00:00:00:00:02, type 0x0800"
+    assert lines[1] == "IPv4      192.0.2.1 → 192.0.2.2, TTL 64, 98 bytes"
+    assert lines[2].startswith("UDP       50000 → 8472, checksum 0x")
+    assert lines[3:] == [
+        "VXLAN     flags 0x08, VNI 1",
+        "Ethernet  02:fd:c0:00:02:01 → 02:fd:c0:00:02:02, type 0x0800",
+        "IPv4      10.1.1.5 → 10.1.2.5, TTL 64, 48 bytes",
+        "ICMP      echo request, id 1, sequence 1",
+    ]
+
+
+def test_ipv6_and_tcp():
+    assert describe_packet(udp(version=6))[0] == "IPv6      fd00:0:0:1::5 → fd00:0:0:2::5, hop limit 64, 55 bytes"
+    assert describe_packet(tcp())[1] == "TCP       27 bytes"
+
+
+@pytest.mark.parametrize("length", range(120))
+def test_cut_short_anywhere_it_says_what_is_there(length):
+    payload = vxlan.header(1, mac(2), mac(1), 0x0800) + echo()
+    frame = bytes(
+        Ether(src="02:00:00:00:00:01", dst="02:00:00:00:00:02")
+        / IP(src="192.0.2.1", dst="192.0.2.2")
+        / UDP(dport=8472)
+        / Raw(payload)
+    )
+    assert describe_frame(frame[:length])
+    assert describe_packet(frame[14 : 14 + length])

@@ -1,0 +1,442 @@
+"""A whole node without root: memory host, memory device, fake underlay, local store. And two of them talking."""
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator
+from ipaddress import ip_address, ip_interface, ip_network
+from pathlib import Path
+
+import pytest
+from packets import octets
+from scapy.layers.inet import IP, UDP
+
+from dataplane import footprint
+from dataplane.control import ControlError, ask
+from dataplane.device import DeviceLostError
+from dataplane.device.memory import MemoryDevice
+from dataplane.host import ALIAS, HostError, Interface
+from dataplane.host.memory import MemoryHost, Route
+from dataplane.node import Node, NodeError, Settings, device_mtu
+from dataplane.underlay.fake import FakeNetwork
+from dataplane.underlay.udp import UnderlayError
+from routing.config import ConfigError, parse_config
+from routing.stores import LeaseLostError, StoreError
+from routing.stores.local import LocalStore
+
+CONFIG = '{"Network":"10.244.0.0/16","Backend":{"Type":"vxlan"}}'
+DUAL = '{"Network":"10.244.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:10:244::/48","Backend":{"Type":"vxlan"}}'
+UDP_BACKEND = '{"Network":"10.244.0.0/16","Backend":{"Type":"udp"}}'
+
+
+class World:
+    """One machine per node on one fake network, one store, one clock that stands still until it is moved."""
+
+    def __init__(self, folder: Path, config: str = CONFIG) -> None:
+        self.folder = folder
+        self.network = FakeNetwork()
+        self.time = 1_000_000.0
+        self.sleepers: list[tuple[float, asyncio.Event]] = []
+        (folder / "store").mkdir()
+        (folder / "store" / "config").write_text(config)
+
+    async def sleep(self, seconds: float) -> None:
+        event = asyncio.Event()
+        self.sleepers.append((self.time + seconds, event))
+        await event.wait()
+
+    def advance(self, seconds: float) -> None:
+        self.time += seconds
+        due = [event for at, event in self.sleepers if at <= self.time]
+        self.sleepers = [(at, event) for at, event in self.sleepers if at > self.time]
+        for event in due:
+            event.set()
+
+    def store(self, **options) -> LocalStore:
+        return LocalStore(self.folder / "store", now=lambda: self.time, sleep=self.sleep, **options)
+
+
+class Machine:
+    """A machine of the world: its host, and the node that runs on it."""
+
+    def __init__(self, world: World, number: int, *, ipv6: bool = True, mtu: int = 1500, **settings) -> None:
+        self.world = world
+        addresses = [f"192.0.2.{number}/24"] + ([f"2001:db8::{number}/64"] if ipv6 else [])
+        self.host = MemoryHost(
+            [Interface("eth0", 2, mtu, tuple(map(ip_interface, addresses)))], [Route(ip_network("0.0.0.0/0"), "eth0")]
+        )
+        self.settings = Settings(
+            subnet_file=world.folder / f"subnet{number}.env", run_dir=world.folder / f"run{number}", **settings
+        )
+        self.device: MemoryDevice | None = None
+        self.underlay_error: UnderlayError | None = None
+        self.node = Node(
+            self.settings,
+            world.store(),
+            self.host,
+            open_device=self.open_device,
+            open_underlay=self.open_underlay,
+            sleep=world.sleep,
+            now=lambda: world.time,
+        )
+        self.stop = asyncio.Event()
+        self.ready = asyncio.Event()
+
+    def open_device(self, name: str, mtu: int) -> MemoryDevice:
+        self.host.links.append(Interface(name, 9, 1500, kind="tun", is_up=False))
+        self.device = MemoryDevice(name, mtu)
+        return self.device
+
+    def open_underlay(self, addresses, port, pool):
+        if self.underlay_error:
+            raise self.underlay_error
+        self.pool = pool
+        self.underlay = self.world.network.attach(port, *map(str, addresses))
+        return self.underlay
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator["Machine"]:
+        task = asyncio.create_task(self.node.run(self.stop, self.ready.set))
+        waiting = asyncio.create_task(self.ready.wait())
+        try:
+            await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+            self.task = task
+            yield self
+        finally:
+            waiting.cancel()
+            self.stop.set()
+            with contextlib.suppress(Exception):
+                await task
+
+    @property
+    def subnet(self):
+        return ip_network(self.node.status()["lease"]["subnet"])
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - what is waited for happens in other tasks and threads, each its own way
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+async def test_start_sets_up_everything_and_writes_the_subnet_file_last(world):
+    async with Machine(world, 1).running() as a:
+        status = a.node.status()
+        tun = next(link for link in a.host.links if link.name == "flannel.1")
+        assert tun.addresses == (ip_interface(f"{a.subnet.network_address}/32"),)
+        assert (tun.mtu, tun.alias, tun.is_up) == (1450, ALIAS, True)
+        assert a.host.routes() == [(ip_network("10.244.0.0/16"), "flannel.1")]
+        first = a.subnet.network_address + 1
+        expected = f"FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET={first}/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n"
+        assert a.settings.subnet_file.read_text() == expected
+        lease = world.folder / "store" / "subnets" / str(a.subnet).replace("/", "-")
+        assert json.loads(lease.read_text()) == {
+            "PublicIP": "192.0.2.1",
+            "PublicIPv6": None,
+            "BackendType": "vxlan",
+            "BackendData": {"VNI": 1, "VtepMAC": "02:fd:c0:00:02:01"},
+        }
+        assert (status["state"], status["framing"], status["port"], status["vni"]) == ("running", "vxlan", 8472, 1)
+        assert a.pool == 8
+
+
+async def test_two_nodes_hear_of_each_other_and_talk(world):
+    async with Machine(world, 1).running() as a, Machine(world, 2).running() as b:
+        world.advance(1)
+        await until(lambda: len(a.node.status()["peers"]) == 1)
+        packet = octets(IP(src=str(a.subnet[10]), dst=str(b.subnet[10])) / UDP())
+        back = octets(IP(src=str(b.subnet[10]), dst=str(a.subnet[10])) / UDP())
+        a.device.inject(packet)
+        await until(lambda: b.device.delivered == [packet])
+        b.device.inject(back)
+        await until(lambda: a.device.delivered == [back])
+        status = a.node.status()
+        assert status["peers"] == [{"subnet": str(b.subnet), "address": "192.0.2.2", "mac": "02:fd:c0:00:02:02"}]
+        for direction in ("outbound", "inbound"):
+            assert status[direction]["received"] == sum(status[direction]["verdicts"].values()) == 1
+
+
+async def test_a_released_peer_is_forgotten_within_one_look(world):
+    async with Machine(world, 1).running() as a:
+        async with Machine(world, 2).running() as b:
+            world.advance(1)
+            await until(lambda: len(a.node.status()["peers"]) == 1)
+            gone = world.folder / "store" / "subnets" / str(b.subnet).replace("/", "-")
+        gone.unlink()
+        world.advance(1)
+        await until(lambda: a.node.status()["peers"] == [])
+
+
+async def test_dual_stack_goes_over_both_underlays(tmp_path):
+    world = World(tmp_path, DUAL)
+    async with Machine(world, 1).running() as a, Machine(world, 2).running() as b:
+        world.advance(1)
+        await until(lambda: len(a.node.status()["peers"]) == 2)
+        by_version = {ip_network(peer["subnet"]).version: peer for peer in a.node.status()["peers"]}
+        assert by_version[4]["address"] == "192.0.2.2"
+        assert by_version[6]["address"] == "2001:db8::2"
+        assert by_version[4]["mac"] != by_version[6]["mac"] == b.node.status()["lease"]["vtep_mac_v6"]
+        assert a.device.mtu == 1430
+        own6 = ip_network(a.node.status()["lease"]["ipv6_subnet"])
+        tun = next(link for link in a.host.links if link.name == "flannel.1")
+        assert ip_interface(f"{own6.network_address}/128") in tun.addresses
+        assert (ip_network("fd00:10:244::/48"), "flannel.1") in a.host.routes()
+        assert f"FLANNEL_IPV6_SUBNET={own6.network_address + 1}/64\n" in a.settings.subnet_file.read_text()
+
+
+async def test_ipv6_packets_go_over_ipv4_where_one_end_has_no_ipv6(tmp_path):
+    world = World(tmp_path, DUAL)
+    async with Machine(world, 1).running() as a, Machine(world, 2, ipv6=False).running():
+        world.advance(1)
+        await until(lambda: len(a.node.status()["peers"]) == 2)
+        assert {peer["address"] for peer in a.node.status()["peers"]} == {"192.0.2.2"}
+
+
+async def test_ipv6_only(tmp_path):
+    config = '{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:10:244::/48","Backend":{"Type":"vxlan"}}'
+    world = World(tmp_path, config)
+    async with Machine(world, 1).running() as a:
+        assert a.node.status()["lease"]["subnet"] is None
+        text = a.settings.subnet_file.read_text()
+        assert "FLANNEL_NETWORK" not in text
+        assert "FLANNEL_IPV6_NETWORK=fd00:10:244::/48\n" in text
+
+
+async def test_the_udp_backend_means_the_ip_framing(tmp_path):
+    world = World(tmp_path, UDP_BACKEND)
+    async with Machine(world, 1).running() as a:
+        assert (a.device.name, a.device.mtu) == ("flannel0", 1472)
+        assert a.node.status()["port"] == 8285
+        assert a.pool == 0
+        lease = world.folder / "store" / "subnets" / str(a.subnet).replace("/", "-")
+        assert json.loads(lease.read_text()) == {"PublicIP": "192.0.2.1", "PublicIPv6": None, "BackendType": "udp"}
+
+
+async def test_one_family_failing_does_not_stop_the_other(tmp_path, caplog):
+    world = World(tmp_path, DUAL)
+    a = Machine(world, 1)
+    a.host.table.append(Route(ip_network("fd00:10:244::/48"), "eth0"))
+    async with a.running():
+        assert a.node.status()["failures"] == [
+            "a route to fd00:10:244::/48 exists that is not ours; remove it, or use another network"
+        ]
+        assert (ip_network("10.244.0.0/16"), "flannel.1") in a.host.routes()
+    assert "one family is left out" in caplog.text
+
+
+async def test_every_family_failing_stops_the_start_and_leaves_no_subnet_file(world):
+    a = Machine(world, 1)
+    a.host.table.append(Route(ip_network("10.244.0.0/16"), "eth0"))
+    with pytest.raises(HostError, match="not ours"):
+        async with a.running():
+            pass
+    assert not a.settings.subnet_file.exists()
+    with pytest.raises(ControlError):
+        await asyncio.to_thread(ask, a.settings.run_dir, "status")
+
+
+async def test_restart_takes_the_same_subnet_and_mac(world):
+    async with Machine(world, 1).running() as a:
+        before = a.node.status()["lease"]
+    async with Machine(world, 1).running() as again:
+        after = again.node.status()["lease"]
+    assert (after["subnet"], after["vtep_mac"]) == (before["subnet"], before["vtep_mac"])
+
+
+async def test_the_subnet_file_is_a_hint_when_the_lease_is_gone(world):
+    async with Machine(world, 1).running() as a:
+        subnet = a.subnet
+    for name in ("subnets", "expiry"):
+        for path in (world.folder / "store" / name).iterdir():
+            path.unlink()
+    async with Machine(world, 1).running() as again:
+        assert again.subnet == subnet
+
+
+async def test_the_lease_is_renewed_before_its_end(world):
+    async with Machine(world, 1).running() as a:
+        before = a.node.status()["lease"]["expiration"]
+        assert before == world.time + 24 * 3600
+        await until(lambda: any(at == before - 3600 for at, _ in world.sleepers))
+        world.advance(23 * 3600)
+        await until(lambda: a.node.status()["lease"]["expiration"] != before)
+        assert a.node.status()["lease"]["expiration"] == world.time + 24 * 3600
+
+
+async def test_a_store_that_is_away_at_renewal_is_tried_again_while_packets_flow(world, caplog, monkeypatch):
+    async with Machine(world, 1).running() as a:
+        before = a.node.status()["lease"]["expiration"]
+        renew, failures = a.node._store.renew, [StoreError("the store is away")]
+
+        async def failing(lease):
+            if failures:
+                raise failures.pop()
+            return await renew(lease)
+
+        monkeypatch.setattr(a.node._store, "renew", failing)
+        await until(lambda: any(at == before - 3600 for at, _ in world.sleepers))
+        world.advance(23 * 3600)
+        await until(lambda: "the store is away" in caplog.text)
+        await until(lambda: any(at == world.time + 5 for at, _ in world.sleepers))
+        world.advance(5)
+        await until(lambda: len(world.sleepers) and not a.task.done())
+        world.advance(1)
+        await until(lambda: a.node.status()["lease"]["expiration"] > before)
+
+
+async def test_a_lease_that_is_gone_ends_the_node(world):
+    async with Machine(world, 1).running() as a:
+        (world.folder / "store" / "subnets" / str(a.subnet).replace("/", "-")).unlink()
+        world.advance(1)
+        with pytest.raises(LeaseLostError, match="is gone"):
+            await asyncio.wait_for(asyncio.shield(a.task), 5)
+
+
+async def test_a_lost_device_ends_the_node_with_a_reason(world):
+    async with Machine(world, 1).running() as a:
+
+        def gone(batch):
+            raise DeviceLostError("the device flannel.1 is gone")
+
+        a.device.receive = gone
+        a.device.inject(b"x")
+        with pytest.raises(NodeError, match=r"flannel\.1 is gone"):
+            await asyncio.wait_for(asyncio.shield(a.task), 5)
+
+
+async def test_a_port_that_a_kernel_vxlan_device_holds_is_said_to_be(world):
+    a = Machine(world, 1)
+    a.underlay_error = UnderlayError("cannot bind UDP port 8472 of 192.0.2.1: Address already in use", port_taken=True)
+    a.host.links.append(Interface("vx7", 5, 1450, kind="vxlan", udp_port=8472))
+    with pytest.raises(NodeError, match="kernel VXLAN device vx7 holds it; remove that device"):
+        async with a.running():
+            pass
+
+
+async def test_a_port_that_a_process_holds(world):
+    a = Machine(world, 1)
+    a.underlay_error = UnderlayError("cannot bind UDP port 8472 of 192.0.2.1: Address already in use", port_taken=True)
+    with pytest.raises(NodeError, match="another process holds it"):
+        async with a.running():
+            pass
+
+
+async def test_a_second_node_in_the_same_run_folder_does_not_start_and_harms_nobody(world):
+    async with Machine(world, 1).running() as a:
+        with pytest.raises(ControlError, match="running here already"):
+            async with Machine(world, 1).running():
+                pass
+        answer = await asyncio.to_thread(ask, a.settings.run_dir, "status")
+        assert answer["state"] == "running"
+
+
+async def test_a_dead_control_socket_is_taken_over(world):
+    a = Machine(world, 1)
+    a.settings.run_dir.mkdir()
+    server = await asyncio.start_unix_server(lambda r, w: None, str(a.settings.run_dir / "control.sock"))
+    server.close()
+    await server.wait_closed()
+    (a.settings.run_dir / "control.sock").touch()
+    async with a.running():
+        assert (await asyncio.to_thread(ask, a.settings.run_dir, "status"))["state"] == "running"
+
+
+async def test_the_control_socket_answers_nonsense_with_an_error(world):
+    async with Machine(world, 1).running() as a:
+        with pytest.raises(ControlError, match="not a question"):
+            await asyncio.to_thread(ask, a.settings.run_dir, "dance")
+
+
+async def test_stop_leaves_the_subnet_file_and_cleanup_takes_it_away(world):
+    async with Machine(world, 1).running() as a:
+        pass
+    assert a.settings.subnet_file.exists()
+    assert not (a.settings.run_dir / "control.sock").exists()
+    removed = footprint.remove(a.settings.run_dir)
+    assert removed == [str(a.settings.subnet_file), str(a.settings.run_dir / "state.json")]
+    assert footprint.remove(a.settings.run_dir) == []
+
+
+async def test_cleanup_leaves_a_subnet_file_that_somebody_else_wrote(world):
+    async with Machine(world, 1).running() as a:
+        pass
+    a.settings.subnet_file.write_text("FLANNEL_MTU=1\n")
+    assert footprint.remove(a.settings.run_dir) == [str(a.settings.run_dir / "state.json")]
+    assert a.settings.subnet_file.read_text() == "FLANNEL_MTU=1\n"
+
+
+async def test_a_peer_of_another_backend_is_reported_once(world, caplog):
+    caplog.set_level(logging.WARNING)
+    (world.folder / "store" / "subnets").mkdir()
+    foreign = world.folder / "store" / "subnets" / "10.244.9.0-24"
+    foreign.write_text('{"PublicIP":"192.0.2.9","BackendType":"host-gw"}')
+    async with Machine(world, 1).running() as a:
+        assert a.node.status()["unreachable"] == [
+            {"key": "10.244.9.0-24", "reason": "its BackendType is 'host-gw', ours is 'vxlan'"}
+        ]
+        (world.folder / "store" / "subnets" / "10.244.10.0-24").write_text(
+            '{"PublicIP":"192.0.2.10","BackendType":"vxlan","BackendData":{"VtepMAC":"02:00:00:00:00:0a"}}'
+        )
+        world.advance(1)
+        await until(lambda: len(a.node.status()["peers"]) == 1)
+    assert caplog.text.count("10.244.9.0-24") == 1
+
+
+async def test_warnings_of_the_configuration_are_logged(tmp_path, caplog):
+    world = World(tmp_path, '{"Network":"10.244.0.0/16","Directnetwork":1,"Backend":{"Type":"vxlan"}}')
+    async with Machine(world, 1).running():
+        assert "unknown key 'Directnetwork'" in caplog.text
+
+
+async def test_no_configuration_is_an_error_that_says_where(tmp_path):
+    world = World(tmp_path)
+    (tmp_path / "store" / "config").unlink()
+    with pytest.raises(StoreError, match=r"store/config does not exist: .*--network"):
+        async with Machine(world, 1).running():
+            pass
+
+
+async def test_a_broken_configuration_is_an_error(tmp_path):
+    world = World(tmp_path, "{")
+    with pytest.raises(ConfigError, match="not JSON"):
+        async with Machine(world, 1).running():
+            pass
+
+
+@pytest.mark.parametrize(
+    ("interface", "config", "framing", "families", "mtu"),
+    [
+        (1500, CONFIG, "vxlan", {4}, 1450),
+        (1500, DUAL, "vxlan", {4, 6}, 1430),
+        (1500, CONFIG, "vxlan", {6}, 1430),
+        (1500, UDP_BACKEND, "ip", {4}, 1472),
+        (1500, UDP_BACKEND, "ip", {6}, 1452),
+        (9001, CONFIG, "vxlan", {4}, 8951),
+        (1420, CONFIG, "vxlan", {4}, 1370),
+        (1460, CONFIG, "vxlan", {4}, 1410),
+        (1500, '{"Network":"10.244.0.0/16","Backend":{"Type":"vxlan","MTU":1400}}', "vxlan", {4}, 1350),
+    ],
+)
+def test_device_mtu(interface, config, framing, families, mtu):
+    assert device_mtu(interface, parse_config(config), framing, frozenset(families)) == mtu
+
+
+@pytest.mark.parametrize(("interface", "config", "least"), [(625, CONFIG, 576), (1349, DUAL, 1280)])
+def test_an_mtu_too_small_is_refused_with_the_sum(interface, config, least):
+    families = frozenset({4, 6} if config == DUAL else {4})
+    with pytest.raises(NodeError, match=f"{interface} less the overhead of .* needs {least}"):
+        device_mtu(interface, parse_config(config), "vxlan", families)
+
+
+async def test_a_chosen_vtep_mac_is_used(world):
+    async with Machine(world, 1, vtep_mac=bytes.fromhex("02aabbccddee")).running() as a:
+        assert a.node.status()["lease"]["vtep_mac"] == "02:aa:bb:cc:dd:ee"
+        assert ip_address("192.0.2.1") == ip_address(a.node.status()["external"]["ipv4"])

@@ -1,0 +1,303 @@
+"""The lookup table against the slow twin, and its columns row by row."""
+
+import random
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+
+import pytest
+import reference
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from encap import vxlan
+from routing.route import Route
+from routing.table import NO_ROW, Identity, Table, build
+
+OWN_MAC, OWN_MAC6 = b"\2\0\0\0\0\1", b"\6\0\0\0\0\1"
+LOW = 2**64 - 1
+
+
+def identity(**keys) -> Identity:
+    values = {
+        "framing": "vxlan",
+        "subnet": IPv4Network("10.5.1.0/24"),
+        "ipv6_subnet": IPv6Network("fc00:0:0:1::/64"),
+        "port": 8472,
+        "vni": 1,
+        "vtep_mac": OWN_MAC,
+        "vtep_mac_v6": OWN_MAC6,
+    }
+    return Identity(**values | keys)
+
+
+def route(subnet, number: int = 2, *, public=None, via=None) -> Route:
+    """A route to `subnet` over the host 192.0.2.`number`, or to `public` hosts, of which `via` (or the first) is used."""
+    hosts = tuple(ip_address(one) for one in public or [f"192.0.2.{number}"])
+    network = ip_network(subnet) if isinstance(subnet, str) else subnet
+    return Route(network, ip_address(via) if via else hosts[0], bytes([2, 0, 0, 0, 1, number]), hosts)
+
+
+def find(table: Table, address) -> int:
+    number = int(address)
+    return table.find4(number) if address.version == 4 else table.find6(number >> 64, number & LOW)
+
+
+def prefixes(kind, bits, bases):
+    """Networks of all lengths, most of them overlapping since they grow around a few addresses."""
+    return st.builds(
+        lambda base, length, noise, noisy: kind(
+            (((base ^ (noise if noisy else 0)) >> (bits - length)) << (bits - length), length)
+        ),
+        st.sampled_from(bases),
+        st.integers(0, bits),
+        st.integers(0, bits - 1).map(lambda bit: 1 << bit),
+        st.booleans(),
+    )
+
+
+BASES4 = [0x0A050203, 0x0A05FF00, 0, 0xFFFFFFFF]
+BASES6 = [0xFC000000000000010000000000000001, 0xFC00000000000001FFFFFFFFFFFFFFFF, 0, 2**128 - 1]
+NETWORKS = st.lists(
+    prefixes(IPv4Network, 32, BASES4) | prefixes(IPv6Network, 128, BASES6),
+    max_size=24,
+).map(lambda found: found + found[::5])  # duplicates
+
+
+def probes(networks, noise):
+    """Addresses at, beside and inside the edges of networks, and others."""
+    for network in networks:
+        first, last = int(network.network_address), int(network.broadcast_address)
+        top = int(network.broadcast_address.__class__(2**network.max_prefixlen - 1))
+        kind = network.network_address.__class__
+        inside = first + noise % network.num_addresses
+        yield from (kind(number) for number in (first, last, inside, max(first - 1, 0), min(last + 1, top)))
+    yield from (IPv4Address(noise % 2**32), IPv6Address(noise))
+    yield from (IPv4Address(base) for base in BASES4)
+    yield from (IPv6Address(base) for base in BASES6)
+
+
+@settings(max_examples=150)
+@given(NETWORKS, st.integers(0, 2**128 - 1))
+def test_the_longest_prefix_counts_and_of_equal_ones_the_later(networks, noise):
+    routes = [route(network, number) for number, network in enumerate(networks)]
+    table = build(identity(), routes)
+    assert len({one.subnet for one in table.routes}) == len(table.routes) == len(set(networks))
+    for address in probes(networks, noise):
+        # the twin prefers the earlier of equal networks, so it gets them from the back
+        index = reference.longest_match(networks[::-1], address)
+        row = find(table, address)
+        if index < 0:
+            assert row == NO_ROW
+            assert table.route_to(address) is None
+        else:
+            assert table.routes[row] is table.route_to(address) is routes[len(routes) - 1 - index]
+
+
+def test_of_two_routes_for_one_subnet_the_later_counts():
+    table = build(identity(), [route("10.5.2.0/24", 2), route("10.5.3.0/24", 3), route("10.5.2.0/24", 4)])
+    assert len(table.routes) == 2
+    assert table.route_to(IPv4Address("10.5.2.9")) == route("10.5.2.0/24", 4)
+    assert "192.0.2.2" not in table.origins
+
+
+def test_a_default_route_and_holes_in_it():
+    table = build(identity(), [route("0.0.0.0/0", 2), route("10.5.2.0/24", 3), route("10.5.2.7/32", 4)])
+    found = [table.route_to(IPv4Address(text)).address for text in ("10.5.2.7", "10.5.2.8", "10.5.3.8", "255.255.255.255")]
+    assert [str(address) for address in found] == ["192.0.2.4", "192.0.2.3", "192.0.2.2", "192.0.2.2"]
+
+
+def test_families_do_not_see_each_other():
+    table = build(identity(), [route("0.0.0.0/0", 2)])
+    assert table.find6(0, 0) == NO_ROW
+    table = build(identity(), [route("::/0", 2)])
+    assert table.find4(0) == NO_ROW
+    assert table.find6(LOW, LOW) == 0
+
+
+@pytest.mark.parametrize("framing", ["vxlan", "ip"])
+def test_an_empty_table(framing):
+    table = build(identity(framing=framing), [])
+    assert table.routes == ()
+    assert table.origins == {}
+    assert table.endpoints == []
+    for number in (0, 1, 0x0A050203, 2**32 - 1):
+        assert table.find4(number) == NO_ROW
+        assert table.find6(number, number) == NO_ROW
+    assert table.route_to(IPv4Address("10.5.2.1")) is None
+    assert table.route_to(IPv6Address("fc00::1")) is None
+    assert table.is_own4(0x0A050101)
+
+
+@given(
+    st.none() | prefixes(IPv4Network, 32, BASES4),
+    st.none() | prefixes(IPv6Network, 128, BASES6),
+    st.integers(0, 2**128 - 1),
+)
+def test_own_addresses(subnet, ipv6_subnet, noise):
+    table = build(identity(subnet=subnet, ipv6_subnet=ipv6_subnet), [])
+    for address in probes([network for network in (subnet, ipv6_subnet) if network], noise):
+        if address.version == 4:
+            assert bool(table.is_own4(int(address))) is (subnet is not None and address in subnet)
+        else:
+            own = table.is_own6(int(address) >> 64, int(address) & LOW)
+            assert bool(own) is (ipv6_subnet is not None and address in ipv6_subnet)
+
+
+@pytest.mark.parametrize(
+    ("network", "broadcast"), [(None, 0xFFFFFFFF), ("10.5.0.0/16", 0x0A05FFFF), ("10.0.0.0/8", 0x0AFFFFFF)]
+)
+def test_the_broadcast_address_of_the_overlay(network, broadcast):
+    table = build(identity(network=IPv4Network(network) if network else None), [])
+    assert table.broadcast4 == broadcast
+
+
+def test_what_the_loops_read_of_the_identity():
+    table = build(identity(vni=77, check_sources=False), [])
+    assert table.identity == identity(vni=77, check_sources=False)
+    assert (table.is_vxlan, table.header_length, table.vni, table.check_sources) == (True, 22, 77, False)
+    assert (table.mac_a, table.mac_b) == (0x020000000001, 0x060000000001)
+    plain = build(identity(framing="ip", vtep_mac=None, vtep_mac_v6=None), [])
+    assert (plain.is_vxlan, plain.header_length, plain.check_sources) == (False, 0, True)
+    assert plain.mac_a >= 2**48, "a MAC that no frame carries"
+    assert plain.mac_b >= 2**48
+
+
+# columns
+
+
+ROUTES = [
+    route("10.5.2.0/24", 2),
+    route("fc00:0:0:2::/64", 2),
+    route("10.5.3.0/24", 3, public=["192.0.2.3", "2001:db8::3"]),
+    route("fc00:0:0:3::/64", 3, public=["192.0.2.3", "2001:db8::3"], via="2001:db8::3"),
+    route("fc00:0:0:4::/64", 4, public=["2001:db8::4"]),
+    route("10.5.4.0/24", 4, public=["2001:db8::4"]),
+]
+
+
+def test_endpoints_are_socket_addresses():
+    table = build(identity(port=4789), ROUTES)
+    assert table.endpoints == [
+        ("192.0.2.2", 4789),
+        ("192.0.2.2", 4789),
+        ("192.0.2.3", 4789),
+        ("2001:db8::3", 4789, 0, 0),
+        ("2001:db8::4", 4789, 0, 0),
+        ("2001:db8::4", 4789, 0, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mac", "mac6", "over4", "over6"),
+    [
+        (OWN_MAC, OWN_MAC6, OWN_MAC, OWN_MAC6),
+        (OWN_MAC, None, OWN_MAC, OWN_MAC),
+        (None, OWN_MAC6, OWN_MAC6, OWN_MAC6),
+    ],
+)
+@pytest.mark.parametrize("vni", [0, 1, 2**24 - 1])
+def test_headers_row_by_row(mac, mac6, over4, over6, vni):
+    table = build(identity(vni=vni, vtep_mac=mac, vtep_mac_v6=mac6), ROUTES)
+    headers = bytes(table.headers)
+    assert len(headers) == 22 * len(ROUTES)
+    for row, one in enumerate(table.routes):
+        ethertype = 0x0800 if one.subnet.version == 4 else 0x86DD
+        source = over4 if one.address.version == 4 else over6
+        assert headers[22 * row : 22 * row + 22] == vxlan.header(vni, one.mac, source, ethertype)
+
+
+def test_one_header_in_bytes():
+    table = build(identity(vni=0xABCDEF), [route("10.5.2.0/24", 7)])
+    assert bytes(table.headers).hex() == "08000000" + "abcdef00" + "020000000107" + "020000000001" + "0800"
+
+
+def test_the_ip_framing_has_no_headers():
+    table = build(identity(framing="ip", vtep_mac=None, vtep_mac_v6=None), ROUTES)
+    assert table.header_length == 0
+    assert [table.find4(int(IPv4Address(f"10.5.{n}.1"))) for n in (2, 3, 4)] == [0, 2, 5]
+
+
+@pytest.mark.parametrize("keys", [{"vni": 2**24}, {"vni": -1}, {"vtep_mac": b"\2", "vtep_mac_v6": None}])
+def test_an_identity_that_cannot_be_written_is_refused(keys):
+    with pytest.raises(ValueError, match=r"VNI|MAC"):
+        build(identity(**keys), ROUTES)
+
+
+# origins
+
+
+def test_all_addresses_of_a_host_share_a_number_and_no_two_hosts_do():
+    table = build(identity(), ROUTES)
+    assert set(table.origins) == {"192.0.2.2", "192.0.2.3", "2001:db8::3", "2001:db8::4"}
+    assert table.origins["192.0.2.3"] == table.origins["2001:db8::3"]
+    assert len(set(table.origins.values())) == 3
+    assert [table.vtep[row] for row in range(len(ROUTES))] == [table.origins[str(one.address)] for one in ROUTES]
+    assert table.vtep[0] == table.vtep[1]
+
+
+def test_hosts_that_a_later_route_joins_share_a_number():
+    a, b = "192.0.2.2", "2001:db8::2"
+    routes = [
+        route("10.5.2.0/24", 2, public=[a]),
+        route("fc00:0:0:2::/64", 2, public=[b]),
+        route("10.5.3.0/24", 2, public=[a, b]),
+    ]
+    table = build(identity(), routes)
+    assert table.origins[a] == table.origins[b]
+
+
+HOSTS = ["192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.4", "2001:db8::1", "2001:db8::2", "2001:db8::3", "2001:db8::4"]
+
+
+@given(st.lists(st.lists(st.sampled_from(HOSTS), min_size=1, max_size=2, unique=True), max_size=8))
+def test_origins_are_the_hosts_that_routes_join(publics):
+    table = build(identity(), [route(f"10.5.{n}.0/24", n, public=public) for n, public in enumerate(publics)])
+    joined: list[set[str]] = []
+    for public in publics:
+        touched = [group for group in joined if group & set(public)]
+        joined = [group for group in joined if group not in touched] + [set(public).union(*touched)]
+    by_number: dict[int, set[str]] = {}
+    for host, number in table.origins.items():
+        by_number.setdefault(number, set()).add(host)
+    assert sorted(map(sorted, by_number.values())) == sorted(map(sorted, joined))
+    assert [table.vtep[row] for row in range(len(publics))] == [table.origins[public[0]] for public in publics]
+    assert all(number >= 0 for number in by_number), "UNKNOWN_VTEP is -1"
+
+
+# size
+
+
+COUNT = 100_000
+
+
+def test_100_000_leases():
+    """All /25 of 10.0.0.0/8 in order, spread over 250 hosts."""
+    hosts = [IPv4Address(f"192.0.2.{n}") for n in range(250)]
+    routes = [
+        Route(IPv4Network((0x0A000000 + (n << 7), 25)), host := hosts[n % 250], b"\2\0\0\0\0\2", (host,))
+        for n in range(COUNT)
+    ]
+    table = build(identity(), routes)
+    rng = random.Random(1)
+    for _ in range(2000):
+        row = rng.randrange(COUNT)
+        address = 0x0A000000 + (row << 7) + rng.randrange(128)
+        assert table.find4(address) == row
+        assert table.endpoints[row] == (f"192.0.2.{row % 250}", 8472)
+    for _ in range(2000):
+        address = rng.randrange(2**32)
+        row = (address - 0x0A000000) >> 7
+        assert table.find4(address) == (row if 0 <= row < COUNT else NO_ROW)
+    assert len(set(table.origins.values())) == 250
+    assert table.vtep[COUNT - 1] == table.origins["192.0.2.249"]
+
+
+def test_10_000_leases_of_ipv6():
+    host = IPv6Address("2001:db8::2")
+    base = 0xFC00 << 112
+    routes = [Route(IPv6Network((base + (n << 64), 64)), host, b"\2\0\0\0\0\2", (host,)) for n in range(10_000)]
+    table = build(identity(), routes)
+    rng = random.Random(1)
+    for _ in range(2000):
+        row = rng.randrange(10_000)
+        assert table.find6((base >> 64) + row, rng.randrange(2**64)) == row
+        assert table.find6((base >> 64) + 10_000 + row, rng.randrange(2**64)) == NO_ROW

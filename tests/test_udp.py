@@ -1,0 +1,99 @@
+"""What only kernel sockets can show, and how errors of the kernel become verdicts."""
+
+import errno
+import os
+import socket
+from ipaddress import ip_address
+
+import pytest
+
+from dataplane.batch import Batch
+from dataplane.lab import Lab, Namespace, inside
+from dataplane.underlay.udp import UdpUnderlay, UnderlayError, _Family, open_udp
+from dataplane.verdict import Verdict
+
+
+class RefusingSocket:
+    """Raises the given errors, one a call, then sends."""
+
+    def __init__(self, *errors: int) -> None:
+        self.errors, self.sent = list(errors), []
+
+    def sendto(self, data, endpoint) -> int:
+        if self.errors:
+            number = self.errors.pop(0)
+            raise OSError(number, os.strerror(number))
+        self.sent.append((bytes(data), endpoint))
+        return len(data)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("number", "verdict"),
+    [
+        (errno.EAGAIN, Verdict.QUEUE_FULL),
+        (errno.ENOBUFS, Verdict.QUEUE_FULL),
+        (errno.ENOMEM, Verdict.QUEUE_FULL),
+        (errno.EMSGSIZE, Verdict.TOO_BIG),
+        (errno.EPERM, Verdict.SEND_ERROR),
+        (errno.ENETUNREACH, Verdict.SEND_ERROR),
+        (errno.EHOSTUNREACH, Verdict.SEND_ERROR),
+        (errno.ECONNREFUSED, Verdict.SEND_ERROR),
+        (errno.EINVAL, Verdict.SEND_ERROR),
+    ],
+)
+def test_each_error_concerns_one_datagram_and_is_tried_once(number, verdict):
+    sender = RefusingSocket(number)
+    family = _Family(ip_address("192.0.2.1"), sender, [sender], sender)
+    underlay = UdpUnderlay({4: family})
+    batch = Batch(3)
+    for i, payload in enumerate((b"a", b"b", b"c")):
+        batch.put(payload)
+        batch.verdict[i] = Verdict.FORWARDED
+    assert underlay.transmit(batch, [("192.0.2.2", 8472)]) == 2
+    assert list(batch.verdict) == [verdict, Verdict.FORWARDED, Verdict.FORWARDED]
+    assert [data for data, _ in sender.sent] == [b"b", b"c"]
+    expected = {} if verdict == Verdict.TOO_BIG else {errno.errorcode[number]: 1}
+    assert underlay.last_errors == expected
+
+
+def test_flows_spread_over_the_pool_and_one_flow_keeps_its_port():
+    senders = [RefusingSocket() for _ in range(4)]
+    underlay = UdpUnderlay({4: _Family(ip_address("192.0.2.1"), senders[0], senders, senders[0])})
+    batch = Batch(64)
+    for i in range(64):
+        batch.put(bytes([i]))
+        batch.verdict[i], batch.flow[i] = Verdict.FORWARDED, i % 8
+    underlay.transmit(batch, [("192.0.2.2", 8472)])
+    for index, sender in enumerate(senders):
+        assert [data[0] % 4 for data, _ in sender.sent] == [index] * 16
+
+
+def test_a_taken_port_is_told_apart():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as holder:
+        holder.bind(("127.0.0.1", 0))
+        port = holder.getsockname()[1]
+        with pytest.raises(UnderlayError, match=f"UDP port {port} of 127.0.0.1") as caught:
+            open_udp([ip_address("127.0.0.1")], port)
+    assert caught.value.port_taken
+
+
+def test_an_address_that_is_not_ours_is_an_error_and_nothing_stays_open():
+    with pytest.raises(UnderlayError, match=r"192\.0\.2\.77") as caught:
+        open_udp([ip_address("192.0.2.77")], 8472)
+    assert not caught.value.port_taken
+
+
+@pytest.mark.netns
+def test_one_family_failing_does_not_stop_the_other(caplog):
+    with Lab("udp") as lab:
+        namespace = Namespace(lab, lab.new_namespace("a"))
+        namespace.ip("link set lo up")
+        with inside(namespace.name):
+            underlay = open_udp([ip_address("127.0.0.1"), ip_address("2001:db8::7")], 8472)
+        assert underlay.families == {4}
+        assert "left out of the underlay" in caplog.text
+        assert "2001:db8::7" in caplog.text
+        underlay.close()

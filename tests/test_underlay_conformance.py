@@ -1,0 +1,166 @@
+"""One suite for every underlay: the contract of dataplane/underlay/__init__.py. Two hosts, A and B, with both families."""
+
+import asyncio
+from collections.abc import Iterator
+from ipaddress import ip_address
+
+import pytest
+
+from dataplane.batch import Batch
+from dataplane.lab import Lab, Namespace, inside
+from dataplane.underlay import Underlay
+from dataplane.underlay.fake import FakeNetwork
+from dataplane.underlay.udp import open_udp
+from dataplane.verdict import Verdict
+
+PORT = 8472
+HOSTS = {4: ("192.0.2.1", "192.0.2.2"), 6: ("2001:db8::1", "2001:db8::2")}
+MTU = 1500
+
+
+class Ends:
+    """Both ends' underlays; `a` sends to `b` in most tests."""
+
+    def __init__(self, a: Underlay, b: Underlay) -> None:
+        self.a, self.b = a, b
+
+
+@pytest.fixture(
+    params=["fake", pytest.param("udp", marks=pytest.mark.netns), pytest.param("pool", marks=pytest.mark.netns)]
+)
+def ends(request) -> Iterator[Ends]:
+    if request.param == "fake":
+        network = FakeNetwork(mtu=MTU)
+        both = [network.attach(PORT, HOSTS[4][i], HOSTS[6][i]) for i in (0, 1)]
+        yield Ends(*both)
+        return
+    with Lab("und") as lab:
+        namespace = Namespace(lab, lab.new_namespace("a"))
+        addresses = [
+            f"addr add {host}/{'32' if family == 4 else '128 nodad'} dev lo" for family in HOSTS for host in HOSTS[family]
+        ]
+        namespace.ip(f"link set lo mtu {MTU} up", *addresses)
+        with inside(namespace.name):
+            both = [
+                open_udp([ip_address(HOSTS[4][i]), ip_address(HOSTS[6][i])], PORT, 4 if request.param == "pool" else 0)
+                for i in (0, 1)
+            ]
+            yield Ends(*both)  # inside: path_mtu opens a socket of its own
+        for one in both:
+            one.close()
+
+
+def endpoint(family: int, index: int = 1):
+    host = HOSTS[family][index]
+    return (host, PORT) if family == 4 else (host, PORT, 0, 0)
+
+
+def batch_of(*payloads: bytes, peer: int = 0) -> Batch:
+    batch = Batch(len(payloads))
+    for i, payload in enumerate(payloads):
+        batch.put(payload, peer)
+        batch.verdict[i] = Verdict.FORWARDED
+        batch.flow[i] = 7
+    return batch
+
+
+def received(underlay: Underlay, origins: dict[str, int], capacity: int = 64) -> list[tuple[bytes, int]]:
+    batch = Batch(capacity)
+    underlay.receive(batch, origins)
+    return [(bytes(batch.packet(i)), batch.peer[i]) for i in range(batch.count)]
+
+
+def test_receives_nothing_when_there_is_nothing(ends):
+    assert received(ends.a, {}) == []
+
+
+def test_both_families(ends):
+    assert ends.a.families == {4, 6}
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_carries_payloads_in_order_and_tells_the_origin(ends, family):
+    payloads = [bytes([i]) * (i * 40 + 1) for i in range(30)]
+    assert ends.a.transmit(batch_of(*payloads), [endpoint(family)]) == 30
+    assert received(ends.b, {HOSTS[family][0]: 5}) == [(payload, 5) for payload in payloads]
+
+
+def test_an_origin_that_nobody_knows_is_unknown(ends):
+    ends.a.transmit(batch_of(b"x"), [endpoint(4)])
+    assert received(ends.b, {"192.0.2.99": 3}) == [(b"x", -1)]
+
+
+def test_a_full_batch_leaves_the_rest_for_the_next(ends):
+    payloads = [bytes([i]) for i in range(10)]
+    ends.a.transmit(batch_of(*payloads), [endpoint(4)])
+    got = []
+    while more := received(ends.b, {}, 4):
+        got += [payload for payload, _ in more]
+    assert got == payloads
+
+
+def test_only_what_is_forwarded_is_sent(ends):
+    batch = batch_of(b"a", b"b", b"c")
+    batch.verdict[1] = Verdict.NO_ROUTE
+    assert ends.a.transmit(batch, [endpoint(4)]) == 2
+    assert [payload for payload, _ in received(ends.b, {})] == [b"a", b"c"]
+    assert list(batch.verdict) == [Verdict.FORWARDED, Verdict.NO_ROUTE, Verdict.FORWARDED]
+
+
+def test_each_datagram_goes_to_the_endpoint_of_its_row(ends):
+    batch = batch_of(b"to b", b"to a")
+    batch.peer[1] = 1
+    ends.a.transmit(batch, [endpoint(4, 1), endpoint(4, 0)])
+    assert received(ends.b, {}) == [(b"to b", -1)]
+    assert received(ends.a, {}) == [(b"to a", -1)]
+
+
+@pytest.mark.parametrize(("family", "largest"), [(4, MTU - 28), (6, MTU - 48)])
+def test_larger_than_the_path_is_too_big_and_stops_nobody(ends, family, largest):
+    payloads = [b"x" * largest, b"y" * (largest + 1), b"z"]
+    batch = batch_of(*payloads)
+    assert ends.a.transmit(batch, [endpoint(family)]) == 2
+    assert list(batch.verdict) == [Verdict.FORWARDED, Verdict.TOO_BIG, Verdict.FORWARDED]
+    assert [payload for payload, _ in received(ends.b, {})] == [payloads[0], payloads[2]]
+    assert ends.a.path_mtu(endpoint(family)) == MTU
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_fragments_carry_what_is_larger_than_the_path(ends, family):
+    payload = bytes(range(256)) * 200
+    batch = batch_of(payload)
+    batch.verdict[0] = Verdict.TOO_BIG
+    ends.a.transmit_in_fragments(batch, 0, endpoint(family))
+    assert batch.verdict[0] == Verdict.FORWARDED
+    assert [got for got, _ in received(ends.b, {})] == [payload]
+
+
+def test_what_no_datagram_can_hold_stays_too_big(ends):
+    batch = batch_of(b"x" * 65508)
+    ends.a.transmit_in_fragments(batch, 0, endpoint(4))
+    assert batch.verdict[0] == Verdict.TOO_BIG
+
+
+async def test_watch_calls_until_nothing_is_left_and_unwatch_ends_it(ends):
+    got, quiet = [], asyncio.Event()
+
+    def ready() -> None:
+        got.extend(payload for payload, _ in received(ends.b, {}, 1))
+        if len(got) == 4:
+            quiet.set()
+
+    ends.a.transmit(batch_of(b"0", b"1"), [endpoint(4)])
+    ends.b.watch(ready)
+    ends.a.transmit(batch_of(b"2"), [endpoint(4)])
+    ends.a.transmit(batch_of(b"3"), [endpoint(4)])
+    await asyncio.wait_for(quiet.wait(), 5)
+    ends.b.unwatch()
+    ends.a.transmit(batch_of(b"4"), [endpoint(4)])
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert got == [b"0", b"1", b"2", b"3"]
+
+
+def test_closing_twice_does_no_harm(ends):
+    ends.a.close()
+    ends.a.close()
