@@ -18,7 +18,6 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -299,6 +298,8 @@ class Node:
 
     def status(self) -> dict[str, Any]:
         """Everything about the running node, as plain data for JSON."""
+        from importlib import metadata  # noqa: PLC0415 - a mebibyte that only this needs
+
         return self._state.report() | {
             "pid": os.getpid(),
             "version": metadata.version("pyflannel-dp"),

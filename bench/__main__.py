@@ -1,0 +1,35 @@
+"""``python -m bench``: all measurements, or one kind of them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+from bench.throughput.command import throughput
+
+
+@click.group(invoke_without_command=True)
+@click.pass_context
+def bench(ctx: click.Context) -> None:
+    """Measure: without a command the microbenchmarks, then throughput."""
+    if ctx.invoked_subcommand is None:
+        ctx.invoke(kernels)
+        ctx.invoke(throughput)
+
+
+@bench.command(context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1)
+def kernels(arguments: tuple[str, ...] = ()) -> None:
+    """Microbenchmarks of the hot functions; ARGUMENTS go to pytest-benchmark."""
+    folder = Path(__file__).parent / "kernels"
+    command = [sys.executable, "-m", "pytest", str(folder), "-q", "--benchmark-columns=min,median,ops", *arguments]
+    done = subprocess.run(command, check=False)
+    if done.returncode:
+        sys.exit(done.returncode)
+
+
+bench.add_command(throughput)
+
+if __name__ == "__main__":
+    bench(prog_name="python -m bench")
