@@ -6,15 +6,17 @@ from pathlib import Path
 
 import click
 
+from bench.startup import startup
 from bench.throughput.command import throughput
 
 
 @click.group(invoke_without_command=True)
 @click.pass_context
 def bench(ctx: click.Context) -> None:
-    """Measure: without a command the microbenchmarks, then throughput."""
+    """Measure: without a command the microbenchmarks, then start-up, then throughput."""
     if ctx.invoked_subcommand is None:
         ctx.invoke(kernels)
+        ctx.invoke(startup)
         ctx.invoke(throughput)
 
 
@@ -29,6 +31,7 @@ def kernels(arguments: tuple[str, ...] = ()) -> None:
         sys.exit(done.returncode)
 
 
+bench.add_command(startup)
 bench.add_command(throughput)
 
 if __name__ == "__main__":
