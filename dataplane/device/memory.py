@@ -4,11 +4,10 @@ The twin of a TUN. It finishes a partial checksum as the kernel behind a TUN wou
 a host would see it. The queue towards the engine is finite, as a TUN's is.
 """
 
-import asyncio
-from collections import deque
 from collections.abc import Callable
 
 from dataplane.batch import Batch
+from dataplane.mailbox import Mailbox
 from dataplane.verdict import Verdict
 from encap import vnet
 from encap.checksum import finish
@@ -28,12 +27,9 @@ class MemoryDevice:
     ) -> None:
         self._name = name
         self._mtu = mtu
-        self._queue: deque[bytes] = deque()
-        self._queue_length = queue_length
+        self._queue: Mailbox[bytes] = Mailbox(queue_length)
         self.room = room
         self.delivered: list[bytes] = []
-        self.refused_injections = 0
-        self._ready: Callable[[], None] | None = None
 
     @property
     def name(self) -> str:
@@ -46,25 +42,13 @@ class MemoryDevice:
         return self._mtu
 
     def inject(self, packet: bytes) -> bool:
-        """Let the host send `packet`; False, and counted, if the queue is full."""
-        if len(self._queue) >= self._queue_length:
-            self.refused_injections += 1
-            return False
-        self._queue.append(packet)
-        if self._ready is not None and len(self._queue) == 1:
-            asyncio.get_running_loop().call_soon(self._notify)
-        return True
-
-    def _notify(self) -> None:
-        if self._ready is None or not self._queue:
-            return
-        self._ready()
-        asyncio.get_running_loop().call_soon(self._notify)
+        """Let the host send `packet`; False if the queue is full."""
+        return self._queue.put(packet)
 
     def receive(self, batch: Batch) -> None:
         """Take from the queue."""
         while self._queue and not batch.is_full:
-            batch.put(self._queue.popleft())
+            batch.put(self._queue.take())
 
     def transmit(self, batch: Batch) -> None:
         """Append to `delivered`."""
@@ -80,12 +64,11 @@ class MemoryDevice:
 
     def watch(self, ready: Callable[[], None]) -> None:
         """From now on; packets already injected count."""
-        self._ready = ready
-        asyncio.get_running_loop().call_soon(self._notify)
+        self._queue.watch(ready)
 
     def unwatch(self) -> None:
         """Injected packets stay in the queue."""
-        self._ready = None
+        self._queue.unwatch()
 
     def close(self) -> None:
         """Stop watching."""

@@ -4,13 +4,12 @@ The twin of ``udp``. A `FakeNetwork` knows its hosts by address and hands a data
 what is sent to nobody is lost, as on a real network. `crossed` keeps what went over it, for tests to look at.
 """
 
-import asyncio
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 
 from dataplane.batch import Batch
+from dataplane.mailbox import Mailbox
 from dataplane.verdict import Verdict
 from encap.overhead import overhead
 from routing.table import UNKNOWN_VTEP, Endpoint
@@ -54,7 +53,7 @@ class FakeNetwork:
         self.crossed.append(datagram)
         addressee = self._hosts.get((datagram.destination, datagram.port))
         if addressee is not None:
-            addressee.accept(datagram)
+            addressee.queue.put(datagram)
 
 
 class FakeUnderlay:
@@ -63,35 +62,18 @@ class FakeUnderlay:
     def __init__(self, network: FakeNetwork, hosts: Sequence[str]) -> None:
         self._network = network
         self._host_by_family = {ip_address(host).version: host for host in hosts}
-        self._queue: deque[Datagram] = deque()
-        self._ready: Callable[[], None] | None = None
+        self.queue: Mailbox[Datagram] = Mailbox(QUEUE_LENGTH)
         self.refuse: dict[str, Verdict] = {}
-        self.overflowed = 0
 
     @property
     def families(self) -> frozenset[int]:
         """Those of the host's addresses."""
         return frozenset(self._host_by_family)
 
-    def accept(self, datagram: Datagram) -> None:
-        """What the network delivers; beyond the queue's length it is lost and counted in `overflowed`."""
-        if len(self._queue) >= QUEUE_LENGTH:
-            self.overflowed += 1
-            return
-        self._queue.append(datagram)
-        if self._ready is not None and len(self._queue) == 1:
-            asyncio.get_running_loop().call_soon(self._notify)
-
-    def _notify(self) -> None:
-        if self._ready is None or not self._queue:
-            return
-        self._ready()
-        asyncio.get_running_loop().call_soon(self._notify)
-
     def receive(self, batch: Batch, origins: Mapping[str, int]) -> None:
         """Take from the queue."""
-        while self._queue and not batch.is_full:
-            datagram = self._queue.popleft()
+        while self.queue and not batch.is_full:
+            datagram = self.queue.take()
             batch.put(datagram.payload, origins.get(datagram.source, UNKNOWN_VTEP))
 
     def transmit(self, batch: Batch, endpoints: Sequence[Endpoint]) -> int:
@@ -126,12 +108,11 @@ class FakeUnderlay:
 
     def watch(self, ready: Callable[[], None]) -> None:
         """From now on; datagrams that arrived before count."""
-        self._ready = ready
-        asyncio.get_running_loop().call_soon(self._notify)
+        self.queue.watch(ready)
 
     def unwatch(self) -> None:
         """Datagrams go on arriving in the queue."""
-        self._ready = None
+        self.queue.unwatch()
 
     def close(self) -> None:
         """Leave the network."""
