@@ -1,15 +1,21 @@
 """A batch: one block of bytes with fixed slots and headroom, and parallel columns that describe what is in them.
 
-Layout of a slot: `HEADROOM` bytes, then up to 65 535 bytes as they were received. A tunnel header is written into the
-headroom in front of a packet; a stripped one leaves its room there; the ten bytes before an inner packet are its
-virtio-net header (``encap.vnet``), on its way from a device as on its way to one. So a packet is never moved.
+Layout of a slot: `HEADROOM` bytes, then up to 65 535 bytes as they were received. Slots are 65 792 bytes apart, a multiple
+of 64 but not of 4096: with a power of two, the headers of all slots would share one set of the first-level cache. Untouched
+pages of the block cost no memory.
 
-Slots are 65 792 bytes apart, a multiple of 64 but not of 4096: with a power of two, the headers of all slots would share
-one set of the first-level cache. Untouched pages of the block cost no memory.
+Columns, one number an entry. In every batch: `offset` and `length` in `data`; `verdict`. And, by what the batch holds:
 
-Columns, one entry a slot: `offset` and `length` of the packet in `data`; `peer`, the row of its route on the way out, the
-number of the VTEP it came from on the way in; `stride`, the size of each piece inside one coalesced buffer (0: a single
-packet); `flow`, a hash for the outer source port; `verdict`. `count` slots are in use.
+* as received: `peer`, the number of the VTEP it came from (inbound); `stride`, the size of each datagram in one coalesced
+  buffer (0: a single one). After a judgement outbound: `peer`, the row of the packet's route, and `flow`, its hash.
+* *pieces*, the packets found in received buffers: `peer` as above; `stride`, the segment size of a packet that is to be
+  segmented (0: none); `head`, the entry that this packet was merged into, itself if it was not; `last`, where the buffer
+  that it lies in ends.
+* *trains*, datagrams for one endpoint in one run: `peer`, the row; `stride`, the size of each (the last may be shorter);
+  `flow`, the lane; `head` and `last`, the first and last packet in it.
+
+`vnet` holds ten bytes an entry: its packet's virtio-net header (``encap.vnet``), on its way from a device as on its
+way to one.
 
 Ownership: the batch belongs to whoever made it. Devices and underlays fill it (`slots`, then `add` for each packet) or read
 it, during the call only.
@@ -27,61 +33,70 @@ _FORWARDED = int(Verdict.FORWARDED)
 
 
 class Batch:
-    """`capacity` slots and their columns. See the module."""
+    """`capacity` entries; as many slots, or none if the bytes of another block are described (`data`)."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, data: memoryview | None = None) -> None:
         self.capacity = capacity
         self.count = 0
-        self.data = memoryview(bytearray(capacity * _SLOT_SIZE))
-        self.slots = [self._slot(i) for i in range(capacity)]
+        self.data = memoryview(bytearray(capacity * _SLOT_SIZE)) if data is None else data
+        self.vnet = memoryview(bytearray(capacity * VNET_LENGTH))
+        self.slots = [self._slot(i) for i in range(capacity)] if data is None else []
         """Where packet i is to be received: MAX_PACKET_LENGTH writable bytes."""
-        self.vnet_slots = [self._slot(i, lead=VNET_LENGTH) for i in range(capacity)]
-        """The same with the ten bytes of a virtio-net header in front."""
+        self.vnet_slots = [(self.vnet_header(i), slot) for i, slot in enumerate(self.slots)]
+        """The same behind its virtio-net header, for a scattered read."""
         self.offset = self._column()
         self.length = self._column()
         self.peer = self._column()
         self.stride = self._column()
         self.flow = self._column()
         self.verdict = self._column()
+        self.head = self._column()
+        self.last = self._column()
 
-    def _slot(self, index: int, lead: int = 0) -> memoryview:
+    def _slot(self, index: int) -> memoryview:
         start = index * _SLOT_SIZE + HEADROOM
-        return self.data[start - lead : start + MAX_PACKET_LENGTH]
+        return self.data[start : start + MAX_PACKET_LENGTH]
 
     def _column(self) -> memoryview:
         return memoryview(array("i", bytes(4 * self.capacity)))
 
     def clear(self) -> None:
-        """Forget all packets."""
+        """Forget all entries."""
         self.count = 0
 
     @property
     def is_full(self) -> bool:
-        """Whether no slot is free."""
+        """Whether no entry is free."""
         return self.count == self.capacity
 
     def add(self, length: int, peer: int = 0, stride: int = 0) -> None:
-        """Take the `length` bytes now in the next free slot as a received packet."""
+        """Take the `length` bytes now in the next free slot as received."""
         index = self.count
         self.offset[index] = index * _SLOT_SIZE + HEADROOM
         self.length[index] = length
         self.peer[index] = peer
         self.stride[index] = stride
         self.verdict[index] = 0
+        self.head[index] = index
         self.count = index + 1
 
-    def put(self, packet: bytes | bytearray | memoryview, peer: int = 0) -> None:
-        """Copy `packet` into the next free slot, for packets that we make ourselves and for tests."""
+    def put(self, packet: bytes | bytearray | memoryview, peer: int = 0, stride: int = 0, vnet: bytes = bytes(10)) -> None:
+        """Copy `packet` into the next free slot, for packets that we make ourselves and for devices in memory."""
         self.slots[self.count][: len(packet)] = packet
-        self.add(len(packet), peer)
+        self.vnet_header(self.count)[:] = vnet
+        self.add(len(packet), peer, stride)
 
-    def packet(self, index: int, lead: int = 0) -> memoryview:
-        """The bytes of packet `index`, with `lead` bytes of what stands before it."""
+    def packet(self, index: int) -> memoryview:
+        """The bytes of entry `index`."""
         start = self.offset[index]
-        return self.data[start - lead : start + self.length[index]]
+        return self.data[start : start + self.length[index]]
+
+    def vnet_header(self, index: int) -> memoryview:
+        """The ten bytes of entry `index`."""
+        return self.vnet[index * VNET_LENGTH : (index + 1) * VNET_LENGTH]
 
     def indices(self, verdict: int) -> list[int]:
-        """Which packets have `verdict`."""
+        """Which entries have `verdict`."""
         return indices_of(self.verdict, self.count, verdict)
 
 
@@ -98,3 +113,9 @@ def tally(verdicts: memoryview, lengths: memoryview, count: int, counts: "array[
         if verdicts[i] == _FORWARDED:
             forwarded += lengths[i]
     return forwarded
+
+
+def share_verdicts(verdicts: memoryview, heads: memoryview, count: int) -> None:
+    """Give each entry the verdict of the one that it was merged into."""
+    for i in range(count):
+        verdicts[i] = verdicts[heads[i]]

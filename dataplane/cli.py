@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -24,6 +24,8 @@ from dataplane.device.tun import TunError
 from dataplane.host import HostError
 from dataplane.host.external import Choice
 from dataplane.node import Node, NodeError, Settings
+from dataplane.offload import MEANING as MEANING_OF_OFFLOAD
+from dataplane.offload import Offload
 from dataplane.underlay.udp import SOURCE_PORTS
 from dataplane.verdict import MEANING, Verdict
 from encap import vxlan
@@ -70,6 +72,17 @@ _RUN_DIR = click.option(
     "--run-dir", type=click.Path(path_type=Path), default=_DEFAULT_RUN_DIR, show_default=True,
     envvar=f"{_ENVIRONMENT}_RUN_DIR", help="Folder of the control socket; one a node.",
 )  # fmt: skip
+
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def _offload_options(command: _Command) -> _Command:
+    """A switch for each offload."""
+    for offload in reversed(Offload):
+        text = f"Offload: {MEANING_OF_OFFLOAD[offload]}."
+        command = click.option(f"--{offload}/--no-{offload}", default=True, show_default=True, help=text)(command)
+    return command
 
 
 @click.group(invoke_without_command=True, context_settings={"auto_envvar_prefix": _ENVIRONMENT, "max_content_width": 100})
@@ -133,6 +146,7 @@ _RUN_DIR = click.option(
     show_default=True,
     help="Outer source ports to spread flows over (vxlan); 0 sends from the node's port.",
 )
+@_offload_options
 @click.option(
     "--check-sources/--no-check-sources",
     default=True,
@@ -253,6 +267,11 @@ class _Options:
     public_ipv6: IPv6Address | None
     device: str
     source_ports: int
+    tun_tso: bool
+    tun_uso: bool
+    udp_segment: bool
+    udp_gro: bool
+    tun_gro: bool
     check_sources: bool
     subnet_file: Path
     subnet_lease_renew_margin: int
@@ -267,6 +286,7 @@ class _Options:
             vtep_mac=self.vtep_mac,
             check_sources=self.check_sources,
             source_ports=self.source_ports,
+            offloads_off=frozenset(one for one in Offload if not getattr(self, one.replace("-", "_"))),
             ipv6_underlay=any(peer.address.version == 6 for peer in self.peer),
             renew_margin=60.0 * self.subnet_lease_renew_margin,
             subnet_file=self.subnet_file,
@@ -397,6 +417,7 @@ def _render_status(answer: dict[str, Any]) -> str:
         f"lease     {subnets}" + (f", VTEP {lease['vtep_mac']}" if lease["vtep_mac"] else ""),
         f"device    {device['name']}, MTU {device['mtu']}, queue drops {device['queue_drops']}",
         f"underlay  {external['interface']} ({addresses}), {framing}, UDP port {answer['port']}",
+        "offloads  " + ", ".join(f"{name} {state}" for name, state in answer["offloads"].items()),
         f"peers     {len(answer['peers'])}",
     ]
     lines += [f"            {peer['subnet']} at {peer['address']} {peer['mac'] or ''}".rstrip() for peer in answer["peers"]]

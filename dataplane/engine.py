@@ -2,8 +2,10 @@
 
 Theory of operation: the event loop says that the device or the underlay has something; the engine then moves at most
 `budget` batches, and returns, so that lease renewal, health checks and signals get their turn under any load; both
-sides are watched level-triggered, so what is left comes right after. Each batch goes through receive, one compiled
-judgement, transmit, and a tally of its verdicts.
+sides are watched level-triggered, so what is left comes right after.
+
+Outbound a batch is judged, laid out as trains, and sent; what a train met on its way is settled with the packets in it.
+Inbound a batch is unpacked into pieces, judged, coalesced, and written to the device. Then the verdicts are tallied.
 
 What needs more than a verdict is done here, from the columns, only for batches in which it occurs: ICMP errors (no route,
 TTL, too big), and datagrams that the path takes in fragments only. Errors are limited in rate; when the limit is reached a
@@ -18,21 +20,26 @@ import time
 from collections.abc import Callable
 from ipaddress import IPv4Address, IPv6Address
 
-from dataplane.batch import Batch, tally
+from dataplane.batch import Batch, share_verdicts, tally
 from dataplane.device import Device
-from dataplane.inbound import decapsulate
-from dataplane.outbound import encapsulate
+from dataplane.inbound import coalesce, decapsulate, unpack
+from dataplane.offload import Offload, Offloads
+from dataplane.outbound import Outbound, judge_batch
 from dataplane.ratelimit import TokenBucket
 from dataplane.underlay import Underlay
 from dataplane.verdict import Verdict, new_counts
 from encap import icmp, vnet
+from encap.coalesce import Coalescer
 from encap.fields import IPV4_DONT_FRAGMENT, IPV4_FRAGMENT, Octets, load16
 from encap.overhead import overhead, path_mtu_floor, path_mtu_to_report
 from routing.table import Table
 
 log = logging.getLogger(__name__)
 
-BATCH_CAPACITY = 64
+BATCH_CAPACITY = 32
+"""Buffers of 64 KiB received at a time, each way; only those that superpackets filled cost memory."""
+
+PIECES = 4096
 BATCHES_PER_WAKEUP = 4
 ICMP_PER_SECOND = 1000.0
 """With ICMP_BURST the limits of Linux (net.ipv4.icmp_msgs_per_sec, icmp_msgs_burst)."""
@@ -56,8 +63,8 @@ class Direction:
 class Engine:
     """Moves packets between `device` and `underlay` by `table`, which may be replaced at any time.
 
-    `failed` is called once if a side is lost or something unforeseen happens; the engine has stopped then. `now` is a
-    monotonic clock in seconds.
+    `offloads` tells whether packets may be merged for the device. `failed` is called once if a side is lost or
+    something unforeseen happens; the engine has stopped then. `now` is a monotonic clock in seconds.
     """
 
     def __init__(
@@ -66,6 +73,7 @@ class Engine:
         underlay: Underlay,
         table: Table,
         *,
+        offloads: Offloads | None = None,
         failed: Callable[[Exception], None] | None = None,
         now: Callable[[], float] = time.monotonic,
         budget: int = BATCHES_PER_WAKEUP,
@@ -81,9 +89,14 @@ class Engine:
         self._now = now
         self._budget = budget
         self._icmp_limit = TokenBucket(ICMP_PER_SECOND, ICMP_BURST)
+        self._offloads = offloads or Offloads()
+        self._coalescer = Coalescer()
         self._out_batch = Batch(BATCH_CAPACITY)
+        self._layout = Outbound()
         self._in_batch = Batch(BATCH_CAPACITY)
+        self._pieces = Batch(PIECES, self._in_batch.data)
         self._own_batch = Batch(1)
+        self._own_layout = Outbound()
 
     def start(self) -> None:
         """Watch both sides. Needs a running event loop."""
@@ -125,49 +138,103 @@ class Engine:
             self._underlay.receive(batch, self.table.origins)
             if batch.count:
                 self._deliver(batch)
-                self.inbound.count(batch)
             if not batch.is_full:
                 return
 
     def _send(self, batch: Batch) -> None:
         table = self.table
-        to_send = encapsulate(batch, table)
+        to_send = judge_batch(batch, table)
         if to_send < batch.count:
             self._answer_to_device(batch, Verdict.NO_ROUTE, icmp.NO_ROUTE)
             self._answer_to_device(batch, Verdict.TTL_EXPIRED, icmp.TIME_EXCEEDED)
-        if to_send and self._underlay.transmit(batch, table.endpoints) < to_send:
-            for index in batch.indices(Verdict.TOO_BIG):
-                self._too_big(batch, index, table)
+        if to_send:
+            self._send_trains(batch, table)
+
+    def _send_trains(self, batch: Batch, table: Table) -> None:
+        layout, underlay = self._layout, self._underlay
+        trains = layout.trains
+        layout.start(underlay.lanes, underlay.max_segments)
+        more = True
+        while more:
+            more = layout.lay_out(batch, table)
+            if underlay.transmit(trains, table.endpoints) < trains.count:
+                self._settle(batch, trains, table)
+
+    def _settle(self, batch: Batch, trains: Batch, table: Table) -> None:
+        """Give the packets of the trains that were refused their verdicts."""
+        for train in range(trains.count):
+            verdict = trains.verdict[train]
+            if verdict == Verdict.FORWARDED:
+                continue
+            for index in range(trains.head[train], trains.last[train] + 1):
+                if batch.verdict[index] != Verdict.FORWARDED:
+                    continue
+                batch.verdict[index] = verdict
+                if verdict == Verdict.TOO_BIG:
+                    self._too_big(batch, index, table)
 
     def _deliver(self, batch: Batch) -> None:
-        if decapsulate(batch, self.table, self._device.mtu):
-            self._device.transmit(batch)
-        for index in batch.indices(Verdict.TTL_EXPIRED):
-            error = self._icmp_error(batch.packet(index), icmp.TIME_EXCEEDED)
-            if error is None:
-                break
-            self._originate(error)
+        pieces, table = self._pieces, self.table
+        following = 0
+        while following < batch.count:
+            following = unpack(batch, pieces, table, following)
+            forwarded = decapsulate(pieces, table, self._device.mtu)
+            if forwarded < pieces.count:
+                self._answer_through_tunnel(pieces)
+            if forwarded:
+                merging = forwarded > 1 and self._offloads.is_on(Offload.TUN_GRO)
+                merged = coalesce(pieces, self._coalescer) if merging else 0
+                self._device.transmit(pieces)
+                if merged:
+                    share_verdicts(pieces.verdict, pieces.head, pieces.count)
+            self.inbound.count(pieces)
 
     def _answer_to_device(self, batch: Batch, verdict: Verdict, kind: icmp.ErrorKind) -> None:
         for index in batch.indices(verdict):
             if not self._inject(self._icmp_error(batch.packet(index), kind)):
                 break
 
+    def _answer_through_tunnel(self, pieces: Batch) -> None:
+        for index in pieces.indices(Verdict.TTL_EXPIRED):
+            error = self._icmp_error(pieces.packet(index), icmp.TIME_EXCEEDED)
+            if error is None:
+                break
+            self._originate(error)
+
     def _too_big(self, batch: Batch, index: int, table: Table) -> None:
-        """A datagram that the path does not take whole: tell the inner sender, or send it in fragments.
+        """A packet whose datagrams the path does not take whole: tell the inner sender, or send them in fragments.
 
         Fragments it is where the inner packet may be fragmented by anybody (IPv4 without DF), and where it is so short
         that its sender would not make it shorter.
         """
-        packet = bytes(batch.packet(index))[table.header_length :]
+        packet = batch.packet(index)
         endpoint = table.endpoints[batch.peer[index]]
         family = packet[0] >> 4
-        if _may_be_fragmented(packet) or len(packet) <= path_mtu_floor(family):
-            self._underlay.transmit_in_fragments(batch, index, endpoint)
+        header = vnet.parse(batch.vnet_header(index), 0)
+        length = min(len(packet), header.hdr_len + header.gso_size) if header.gso_type else len(packet)
+        if _may_be_fragmented(packet) or length <= path_mtu_floor(family):
+            self._send_in_fragments(batch, index, table)
             return
         overhead_length = overhead(table.header_length, 4 if len(endpoint) == 2 else 6)
         mtu = path_mtu_to_report(self._underlay.path_mtu(endpoint), overhead_length, family)
         self._inject(self._icmp_error(packet, icmp.TOO_BIG, mtu))
+
+    def _send_in_fragments(self, batch: Batch, index: int, table: Table) -> None:
+        """Lay packet `index` out once more, by itself, and send its trains in fragments."""
+        own = self._hold(batch.packet(index), batch.vnet_header(index))
+        own.verdict[0] = Verdict.FORWARDED
+        own.peer[0], own.flow[0] = batch.peer[index], batch.flow[index]
+        layout, underlay = self._own_layout, self._underlay
+        layout.start(underlay.lanes, underlay.max_segments)
+        verdict = int(Verdict.FORWARDED)
+        more = True
+        while more:
+            more = layout.lay_out(own, table)
+            for train in range(layout.trains.count):
+                underlay.transmit_in_fragments(layout.trains, train, table.endpoints[own.peer[0]])
+                if layout.trains.verdict[train] != Verdict.FORWARDED:
+                    verdict = layout.trains.verdict[train]
+        batch.verdict[index] = verdict
 
     def _icmp_error(self, packet: Octets, kind: icmp.ErrorKind, mtu: int = 0) -> bytes | None:
         """The error to send about `packet`: empty if it may not be answered, None if the limit is reached."""
@@ -189,7 +256,6 @@ class Engine:
         """Hand an ICMP error to the device's host; False if the limit is reached."""
         if error:
             own = self._hold(error)
-            vnet.store(own.data, own.offset[0] - vnet.VNET_LENGTH, 0, 0, 0, 0, 0, 0)
             own.verdict[0] = Verdict.FORWARDED
             self._device.transmit(own)
             self.icmp_sent += own.verdict[0] == Verdict.FORWARDED
@@ -197,17 +263,20 @@ class Engine:
 
     def _originate(self, error: bytes) -> None:
         """Send an ICMP error of our own through the tunnel."""
-        if error:
-            own = self._hold(error)
-            if encapsulate(own, self.table):
-                self.icmp_sent += self._underlay.transmit(own, self.table.endpoints)
+        if not error:
+            return
+        own, layout = self._hold(error), self._own_layout
+        if judge_batch(own, self.table):
+            layout.start(self._underlay.lanes, 1)
+            layout.lay_out(own, self.table)
+            self.icmp_sent += self._underlay.transmit(layout.trains, self.table.endpoints)
 
-    def _hold(self, packet: bytes) -> Batch:
+    def _hold(self, packet: Octets, header: Octets = bytes(vnet.VNET_LENGTH)) -> Batch:
         """The batch for packets of our own making, holding `packet`."""
         self._own_batch.clear()
-        self._own_batch.put(packet)
+        self._own_batch.put(packet, vnet=bytes(header))
         return self._own_batch
 
 
-def _may_be_fragmented(packet: bytes) -> bool:
+def _may_be_fragmented(packet: Octets) -> bool:
     return packet[0] >> 4 == 4 and not load16(packet, IPV4_FRAGMENT) & IPV4_DONT_FRAGMENT

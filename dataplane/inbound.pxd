@@ -1,5 +1,6 @@
 cimport cython
-from encap.fields cimport load32, load64
+from encap cimport fields
+from encap.coalesce cimport Coalescer
 from encap.ip cimport check, decrement_ttl, partial_checksum, stated_length, ttl
 from encap.vnet cimport store as store_vnet
 from encap.vxlan cimport check as check_vxlan
@@ -8,7 +9,8 @@ from routing.table cimport Table
 cdef int _FORWARDED, _TTL_EXPIRED, _MULTICAST, _UNKNOWN_VTEP, _SPOOFED_SOURCE, _NOT_FOR_US
 cdef unsigned long long _LIMITED_BROADCAST
 cdef int IPV4_DESTINATION, IPV4_SOURCE, IPV6_DESTINATION, IPV6_SOURCE, TCP_CHECKSUM, TCP_DATA_OFFSET
-cdef int FLAG_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6, VNET_LENGTH, MINIMUM_ETHERNET_PAYLOAD
+cdef int FLAG_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, VNET_LENGTH, MINIMUM_ETHERNET_PAYLOAD
+cdef int UDP_CHECKSUM, UDP_HEADER_LENGTH, MAX_PACKET_LENGTH
 
 @cython.locals(fault=int)
 cpdef Py_ssize_t strip(const unsigned char[::1] data, Py_ssize_t at, Py_ssize_t length, Table table) except? -1000
@@ -20,10 +22,28 @@ cpdef int admit(const unsigned char[::1] data, Py_ssize_t at, int origin, Table 
     where=Py_ssize_t, start=Py_ssize_t, csum_offset=int, header_length=Py_ssize_t, gso_type=int, gso_size=Py_ssize_t,
     flags=int,
 )
-cpdef int write_vnet_header(unsigned char[::1] data, Py_ssize_t at, Py_ssize_t length, Py_ssize_t mtu) except -1
+cpdef int write_vnet_header(
+    unsigned char[::1] vnet, Py_ssize_t vnet_at, const unsigned char[::1] data, Py_ssize_t at, Py_ssize_t length,
+    Py_ssize_t mtu, Py_ssize_t stride
+) except -1
 
 @cython.locals(
-    data="unsigned char[::1]", offset="int[::1]", length="int[::1]", peer="int[::1]", verdict="int[::1]",
-    forwarded=Py_ssize_t, i=Py_ssize_t, at=Py_ssize_t, inner_length=Py_ssize_t, refusal=int,
+    data="unsigned char[::1]", offset="int[::1]", length="int[::1]", peer="int[::1]", stride="int[::1]",
+    out_offset="int[::1]", out_length="int[::1]", out_peer="int[::1]", out_stride="int[::1]", out_last="int[::1]",
+    tunnel=Py_ssize_t, capacity=Py_ssize_t, count=Py_ssize_t, i=Py_ssize_t, at=Py_ssize_t, end=Py_ssize_t,
+    size=Py_ssize_t, inner_size=Py_ssize_t,
 )
-cpdef Py_ssize_t decapsulate(object batch, Table table, Py_ssize_t mtu) except -1
+cpdef Py_ssize_t unpack(object batch, object pieces, Table table, Py_ssize_t first) except -1
+
+@cython.locals(
+    data="unsigned char[::1]", vnet="unsigned char[::1]", offset="int[::1]", length="int[::1]", peer="int[::1]",
+    stride="int[::1]", verdict="int[::1]", head="int[::1]", forwarded=Py_ssize_t, i=Py_ssize_t, at=Py_ssize_t,
+    inner_length=Py_ssize_t, refusal=int,
+)
+cpdef Py_ssize_t decapsulate(object pieces, Table table, Py_ssize_t mtu) except -1
+
+@cython.locals(
+    data="unsigned char[::1]", vnet="unsigned char[::1]", offset="int[::1]", length="int[::1]", verdict="int[::1]",
+    head="int[::1]", last="int[::1]", merged=Py_ssize_t, i=Py_ssize_t, item=Py_ssize_t,
+)
+cpdef Py_ssize_t coalesce(object pieces, Coalescer coalescer) except -1

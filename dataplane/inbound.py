@@ -1,17 +1,20 @@
-"""Datagrams become packets for the device.
+"""Datagrams become packets for the device, and packets become superpackets.
 
-Theory of operation, per datagram: `strip` finds the inner packet behind the framing; `admit` decides whether its source
-may send it and whether it is for us; `decapsulate` then changes bytes: in the ip framing one comes off the TTL, and the
-packet gets its virtio-net header, in the room that the stripped header left.
+Theory of operation, in three passes. `unpack` finds the datagrams in what was received: one buffer may hold many of
+one size (UDP_GRO). `decapsulate` judges each (`strip` finds the inner packet behind the framing, `admit` decides
+whether its source may send it and whether it is for us), takes one off the TTL in the ip framing, and writes the
+packet's virtio-net header. `coalesce` merges runs of packets of one flow, so that one write hands them to the kernel.
 
 Two things that look like attacks are normal on one host, where a kernel VXLAN peer's packets reach us over veth: the inner
-TCP or UDP checksum is only the pseudo-header sum, and one datagram holds an inner TCP packet of up to 64 900 bytes, since
+TCP or UDP checksum is only the pseudo-header sum, and one datagram holds an inner packet of up to 64 900 bytes, since
 nothing on the way made the segmentation that the peer's device left for later. Both are handed on to the kernel in the
-same state: NEEDS_CSUM, and a segment size that fits the device's MTU.
+same state: NEEDS_CSUM, and a segment size, that of the device's MTU for TCP, the one that UDP_GRO told for UDP.
 """
 
-from dataplane.batch import Batch
+from dataplane.batch import MAX_PACKET_LENGTH, Batch
 from dataplane.verdict import Verdict
+from encap import fields
+from encap.coalesce import Coalescer
 from encap.fields import (
     IPV4_DESTINATION,
     IPV4_SOURCE,
@@ -19,13 +22,13 @@ from encap.fields import (
     IPV6_SOURCE,
     TCP_CHECKSUM,
     TCP_DATA_OFFSET,
+    UDP_CHECKSUM,
+    UDP_HEADER_LENGTH,
     Octets,
     WritableOctets,
-    load32,
-    load64,
 )
 from encap.ip import check, decrement_ttl, partial_checksum, stated_length, ttl
-from encap.vnet import FLAG_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6, VNET_LENGTH
+from encap.vnet import FLAG_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, VNET_LENGTH
 from encap.vnet import store as store_vnet
 from encap.vxlan import MINIMUM_ETHERNET_PAYLOAD
 from encap.vxlan import check as check_vxlan
@@ -60,28 +63,33 @@ def strip(data: Octets, at: int, length: int, table: Table) -> int:
 def admit(data: Octets, at: int, origin: int, table: Table) -> int:
     """0 if the IP packet at `at`, which came from VTEP number `origin` (or -1), may come in, else its verdict."""
     if data[at] >> 4 == 4:
-        destination = load32(data, at + IPV4_DESTINATION)
+        destination = fields.load32(data, at + IPV4_DESTINATION)
         if destination >> 28 == 0xE or destination == _LIMITED_BROADCAST:
             return _MULTICAST
         if not table.check_sources:
             return 0
-        row = table.find4(load32(data, at + IPV4_SOURCE))
+        row = table.find4(fields.load32(data, at + IPV4_SOURCE))
         ours = table.is_own4(destination)
     else:
-        high = load64(data, at + IPV6_DESTINATION)
+        high = fields.load64(data, at + IPV6_DESTINATION)
         if high >> 56 == 0xFF:
             return _MULTICAST
         if not table.check_sources:
             return 0
-        row = table.find6(load64(data, at + IPV6_SOURCE), load64(data, at + IPV6_SOURCE + 8))
-        ours = table.is_own6(high, load64(data, at + IPV6_DESTINATION + 8))
+        row = table.find6(fields.load64(data, at + IPV6_SOURCE), fields.load64(data, at + IPV6_SOURCE + 8))
+        ours = table.is_own6(high, fields.load64(data, at + IPV6_DESTINATION + 8))
     if row < 0 or table.vtep[row] != origin:
         return _SPOOFED_SOURCE
     return 0 if ours else _NOT_FOR_US
 
 
-def write_vnet_header(data: WritableOctets, at: int, length: int, mtu: int) -> None:
-    """The virtio-net header in front of the packet at `at`, for a device whose MTU is `mtu` bytes."""
+def write_vnet_header(
+    vnet: WritableOctets, vnet_at: int, data: Octets, at: int, length: int, mtu: int, stride: int
+) -> None:
+    """The virtio-net header of the packet at `at`, for a device whose MTU is `mtu` bytes, at `vnet_at` in `vnet`.
+
+    `stride` is the segment size of an inner UDP superpacket, 0 for any other packet.
+    """
     where = partial_checksum(data, at, length)
     start = where >> 8
     csum_offset = where & 0xFF
@@ -93,23 +101,81 @@ def write_vnet_header(data: WritableOctets, at: int, length: int, mtu: int) -> N
         if header_length < mtu:
             gso_type = GSO_TCPV4 if data[at] >> 4 == 4 else GSO_TCPV6
             gso_size = mtu - header_length
+    elif csum_offset == UDP_CHECKSUM and stride and length > start + UDP_HEADER_LENGTH + stride:
+        header_length = start + UDP_HEADER_LENGTH
+        gso_type = GSO_UDP_L4
+        gso_size = stride
     flags = FLAG_NEEDS_CSUM if where else 0
-    store_vnet(data, at - VNET_LENGTH, flags, gso_type, header_length, gso_size, start, csum_offset)
+    store_vnet(vnet, vnet_at, flags, gso_type, header_length, gso_size, start, csum_offset)
 
 
-def decapsulate(batch: Batch, table: Table, mtu: int) -> int:
-    """Judge every datagram of `batch`, and make packets of those that come in; returns how many do.
+def unpack(batch: Batch, pieces: Batch, table: Table, first: int) -> int:
+    """Find the datagrams in the buffers of `batch` from number `first` on; returns the number of the first not unpacked.
 
-    Reads `peer` (the VTEP number of the outer source). Sets `verdict`; where the inner packet could be found, `offset` and
-    `length` are its own. `mtu` is the device's, in bytes.
+    A buffer with a stride holds datagrams of that size, the last maybe shorter, if the first one's inner length agrees.
+    Over veth the kernel may tell the segment size of an inner UDP superpacket instead, and the buffer is one datagram; then
+    the piece keeps that size as its stride. What agrees with neither is one piece, which the judgement will refuse.
     """
     data = batch.data
     offset = batch.offset
     length = batch.length
     peer = batch.peer
-    verdict = batch.verdict
+    stride = batch.stride
+    out_offset = pieces.offset
+    out_length = pieces.length
+    out_peer = pieces.peer
+    out_stride = pieces.stride
+    out_last = pieces.last
+    tunnel = table.header_length
+    capacity = pieces.capacity
+    count = 0
+    i = first
+    while i < batch.count:
+        at = offset[i]
+        end = at + length[i]
+        size = stride[i]
+        inner_size = 0
+        if size <= 0 or size >= length[i]:
+            size = max(length[i], 1)
+        elif length[i] < tunnel or stated_length(data, at + tunnel, length[i] - tunnel) != size - tunnel:
+            inner_size = size
+            size = length[i]
+        if count and count + (length[i] + size - 1) // size > capacity:
+            break
+        while True:
+            if count == capacity:
+                break
+            out_offset[count] = at
+            out_length[count] = min(size, end - at)
+            out_peer[count] = peer[i]
+            out_stride[count] = inner_size
+            out_last[count] = offset[i] + MAX_PACKET_LENGTH
+            count += 1
+            at += size
+            if at >= end:
+                break
+        i += 1
+    pieces.count = count
+    return i
+
+
+def decapsulate(pieces: Batch, table: Table, mtu: int) -> int:
+    """Judge every datagram of `pieces`, and make packets of those that come in; returns how many do.
+
+    Reads `peer` (the VTEP number of the outer source). Sets `verdict` and `head`; where the inner packet could be found,
+    `offset` and `length` are its own. `mtu` is the device's, in bytes.
+    """
+    data = pieces.data
+    vnet = pieces.vnet
+    offset = pieces.offset
+    length = pieces.length
+    peer = pieces.peer
+    stride = pieces.stride
+    verdict = pieces.verdict
+    head = pieces.head
     forwarded = 0
-    for i in range(batch.count):
+    for i in range(pieces.count):
+        head[i] = i
         if table.check_sources and peer[i] < 0:
             verdict[i] = _UNKNOWN_VTEP
             continue
@@ -128,7 +194,46 @@ def decapsulate(batch: Batch, table: Table, mtu: int) -> int:
             continue
         if not table.is_vxlan:
             decrement_ttl(data, at)
-        write_vnet_header(data, at, inner_length, mtu)
+        write_vnet_header(vnet, i * VNET_LENGTH, data, at, inner_length, mtu, stride[i])
         verdict[i] = _FORWARDED
         forwarded += 1
     return forwarded
+
+
+def coalesce(pieces: Batch, coalescer: Coalescer) -> int:
+    """Merge runs of forwarded packets of one flow; returns how many packets were merged into another.
+
+    Sets `head` of a merged packet to the entry that it went into and its `length` to 0, and that entry's `length` and
+    virtio-net header. Packets
+    that are to be segmented already (a kernel peer's) stay as they are.
+    """
+    data = pieces.data
+    vnet = pieces.vnet
+    offset = pieces.offset
+    length = pieces.length
+    verdict = pieces.verdict
+    head = pieces.head
+    last = pieces.last
+    merged = 0
+    coalescer.reset()
+    for i in range(pieces.count):
+        if verdict[i] != _FORWARDED:
+            continue
+        item = coalescer.item
+        if item >= 0 and vnet[i * VNET_LENGTH + 1] == 0 and coalescer.append(data, offset[i], length[i]) == 0:
+            head[i] = item
+            length[i] = 0
+            merged += 1
+            continue
+        if item >= 0 and coalescer.segments > 1:
+            length[item] = coalescer.length
+            coalescer.finish(data, vnet, item * VNET_LENGTH)
+        if vnet[i * VNET_LENGTH + 1] == 0:
+            coalescer.begin(i, data, offset[i], length[i], last[i])
+        else:
+            coalescer.reset()
+    item = coalescer.item
+    if item >= 0 and coalescer.segments > 1:
+        length[item] = coalescer.length
+        coalescer.finish(data, vnet, item * VNET_LENGTH)
+    return merged

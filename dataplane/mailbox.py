@@ -38,6 +38,10 @@ class Mailbox(Generic[T]):
         """The oldest item. Raises IndexError if there is none."""
         return self._items.popleft()
 
+    def peek(self) -> T:
+        """The oldest item, which stays. Raises IndexError if there is none."""
+        return self._items[0]
+
     def watch(self, ready: Callable[[], None]) -> None:
         """From now on call `ready` from the running loop while items wait; those that wait already count."""
         self._ready = ready

@@ -29,10 +29,11 @@ from dataplane.device.tun import open_tun
 from dataplane.engine import Direction, Engine
 from dataplane.host import Host, HostError
 from dataplane.host.external import Choice, External, choose
+from dataplane.offload import Offload, Offloads
 from dataplane.underlay import Underlay
 from dataplane.underlay.udp import SOURCE_PORTS, UdpUnderlay, UnderlayError, open_udp
 from dataplane.verdict import by_name
-from encap.overhead import MINIMUM_IPV4_MTU, MINIMUM_IPV6_MTU, overhead
+from encap.overhead import MINIMUM_IPV4_MTU, MINIMUM_IPV6_MTU, overhead, superpacket_limit
 from encap.pure import is_compiled
 from encap.vxlan import HEADER_LENGTH
 from routing import route, subnetfile
@@ -62,14 +63,15 @@ class Settings:
     vtep_mac: bytes | None = None
     check_sources: bool = True
     source_ports: int = SOURCE_PORTS
+    offloads_off: frozenset[Offload] = frozenset()
     ipv6_underlay: bool = False
     renew_margin: float = 3600.0
     subnet_file: Path = subnetfile.DEFAULT_PATH
     run_dir: Path = Path("/run/pyflannel-dp")
 
 
-OpenDevice = Callable[[str, int], Device]
-OpenUnderlay = Callable[[Sequence[Address], int, int], Underlay]
+OpenDevice = Callable[[str, int, Offloads], Device]
+OpenUnderlay = Callable[[Sequence[Address], int, int, Offloads], Underlay]
 
 
 class Node:
@@ -95,7 +97,7 @@ class Node:
         self._now = now
         self._started = now()
         self._failure: asyncio.Future[None] | None = None
-        self._state = _State()
+        self._state = _State(Offloads(settings.offloads_off))
 
     async def run(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
         """Run until `stop` is set; `ready` is called once packets are carried. Raises what made it fail."""
@@ -142,7 +144,7 @@ class Node:
         port = state.config.backend.port
         pool = self._settings.source_ports if state.framing == FRAMING_VXLAN else 0
         try:
-            return self._open_underlay(wanted, port, pool)
+            return self._open_underlay(wanted, port, pool, state.offloads)
         except UnderlayError as error:
             if not error.port_taken:
                 raise NodeError(str(error)) from error
@@ -204,10 +206,10 @@ class Node:
         state = self._state
         vxlan = state.framing == FRAMING_VXLAN
         name = self._settings.device or (f"flannel.{state.config.backend.vni}" if vxlan else "flannel0")
-        state.device = self._open_device(name, state.mtu)
+        state.device = self._open_device(name, state.mtu, state.offloads)
         undo.callback(state.device.close)
         await self._set_up_families(state.device.name)
-        state.engine = Engine(state.device, state.underlay, state.table, failed=self._fail)
+        state.engine = Engine(state.device, state.underlay, state.table, offloads=state.offloads, failed=self._fail)
         undo.callback(state.engine.stop)
         state.engine.start()
 
@@ -215,11 +217,14 @@ class Node:
         """Addresses and routes, family by family. Raises HostError if none works."""
         failures: list[HostError] = []
         pools = self._state.config.pools
+        limit = superpacket_limit(self._state.mtu, self._state.table.header_length)
         for pool in pools:
             subnet = self._state.lease.subnet if pool.network.version == 4 else self._state.lease.ipv6_subnet
             assert subnet is not None
             try:
-                await asyncio.to_thread(self._host.configure_device, device, [subnet.network_address], self._state.mtu)
+                await asyncio.to_thread(
+                    self._host.configure_device, device, [subnet.network_address], self._state.mtu, limit
+                )
                 await asyncio.to_thread(self._host.add_route, pool.network, device)
             except HostError as error:
                 failures.append(error)
@@ -351,7 +356,8 @@ class _State:
     device: Device
     engine: Engine
 
-    def __init__(self) -> None:
+    def __init__(self, offloads: Offloads) -> None:
+        self.offloads = offloads
         self.vtep_mac: bytes | None = None
         self.vtep_mac_v6: bytes | None = None
         self.unreachable: list[route.Unreachable] = []
@@ -394,6 +400,7 @@ class _State:
             "failures": self.failures,
             "outbound": _report_direction(engine.outbound),
             "inbound": _report_direction(engine.inbound),
+            "offloads": self.offloads.report(),
             "icmp_errors": {"sent": engine.icmp_sent, "suppressed": engine.icmp_suppressed},
             "send_errors": dict(self.underlay.last_errors) if isinstance(self.underlay, UdpUnderlay) else {},
         }

@@ -1,7 +1,7 @@
 """Every outcome of a packet, each with its number, its counter's name and its meaning.
 
 A direction counts the verdicts of the packets that it received in one array indexed by these numbers, so that counting
-is one addition in a compiled loop. Numbers below 8 are the faults of ``encap.faults``, passed through.
+is one addition in a compiled loop. Numbers below 9 are the faults of ``encap.faults``, passed through.
 """
 
 from array import array
@@ -22,16 +22,17 @@ class Verdict(IntEnum):
     BAD_FLAGS = Fault.BAD_FLAGS
     WRONG_VNI = Fault.WRONG_VNI
     WRONG_MAC = Fault.WRONG_MAC
-    NO_ROUTE = 8
-    TTL_EXPIRED = 9
-    MULTICAST = 10
-    TOO_BIG = 11
-    UNKNOWN_VTEP = 12
-    SPOOFED_SOURCE = 13
-    NOT_FOR_US = 14
-    QUEUE_FULL = 15
-    SEND_ERROR = 16
-    DEVICE_ERROR = 17
+    BAD_OFFLOAD = Fault.BAD_OFFLOAD
+    NO_ROUTE = 9
+    TTL_EXPIRED = 10
+    MULTICAST = 11
+    TOO_BIG = 12
+    UNKNOWN_VTEP = 13
+    SPOOFED_SOURCE = 14
+    NOT_FOR_US = 15
+    QUEUE_FULL = 16
+    SEND_ERROR = 17
+    DEVICE_ERROR = 18
 
 
 MEANING = {
@@ -43,6 +44,7 @@ MEANING = {
     Verdict.BAD_FLAGS: "VXLAN header without the I flag",
     Verdict.WRONG_VNI: "VXLAN header with another VNI",
     Verdict.WRONG_MAC: "inner frame for another MAC address",
+    Verdict.BAD_OFFLOAD: "a virtio-net header that contradicts its packet",
     Verdict.NO_ROUTE: "no lease for the destination",
     Verdict.TTL_EXPIRED: "TTL or hop limit used up",
     Verdict.MULTICAST: "multicast or broadcast, which is not carried",

@@ -18,11 +18,12 @@ both and how one steps through a hot loop with a debugger.
 import os
 
 HOT_MODULES = (
-    "encap.fields",
     "encap.checksum",
     "encap.ip",
     "encap.vnet",
     "encap.vxlan",
+    "encap.segment",
+    "encap.coalesce",
     "routing.table",
     "dataplane.batch",
     "dataplane.outbound",

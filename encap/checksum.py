@@ -1,27 +1,21 @@
 """The Internet checksum (RFC 1071): sum, fold, pseudo-headers, incremental update.
 
-Theory of operation: a checksum is the one's complement of the one's complement sum of 16-bit words. `add` accumulates
-words into a wide integer without folding, so that partial sums can be joined in any order as long as each part starts
-at an even distance from the others; `fold` brings the sum to 16 bits. A *partial* checksum, as Linux leaves one for
-hardware to finish (CHECKSUM_PARTIAL, include/linux/skbuff.h), is the folded sum of the pseudo-header alone, not
-complemented; `finish` completes it.
+Theory of operation: a checksum is the one's complement of the one's complement sum of 16-bit words. `add` joins the
+sums of parts, in any order as long as each part starts at an even distance from the others; `fold` brings the result
+to 16 bits. A *partial* checksum, as Linux leaves one for hardware to finish (CHECKSUM_PARTIAL,
+include/linux/skbuff.h), is the folded sum of the pseudo-header alone, not complemented; `finish` completes it.
 """
 
-from encap.fields import IPV4_CHECKSUM, Octets, WritableOctets, store16
+from encap import fields
+from encap.fields import IPV4_CHECKSUM, Octets, WritableOctets
 
 
 def add(buf: Octets, at: int, length: int, total: int = 0) -> int:
-    """`total` plus the 16-bit words of buf[at:at + length]; an odd last byte counts as the high half of a word.
+    """`total` plus the folded sum of buf[at:at + length]; an odd last byte counts as the high half of a word.
 
-    `length` is at most 65 535, so the result stays far from 64 bits. Raises IndexError beyond the buffer.
+    Raises IndexError beyond the buffer.
     """
-    end = at + length
-    while at + 1 < end:
-        total += (buf[at] << 8) | buf[at + 1]
-        at += 2
-    if at < end:
-        total += buf[at] << 8
-    return total
+    return total + fields.sum_words(buf, at, length)
 
 
 def fold(total: int) -> int:
@@ -51,7 +45,7 @@ def finish(buf: WritableOctets, start: int, end: int, field: int) -> None:
     A computed 0 is stored as 0xFFFF, which RFC 768 and RFC 8200 8.1 ask of UDP and which TCP takes as the same number.
     """
     value = internet_checksum(buf, start, end - start)
-    store16(buf, field, value if value else 0xFFFF)
+    fields.store16(buf, field, value if value else 0xFFFF)
 
 
 def replace_word(checksum: int, old: int, new: int) -> int:
@@ -61,5 +55,5 @@ def replace_word(checksum: int, old: int, new: int) -> int:
 
 def write_ipv4_header_checksum(buf: WritableOctets, at: int, header_length: int) -> None:
     """Compute and store the checksum of the IPv4 header at `at` (RFC 791 3.1)."""
-    store16(buf, at + IPV4_CHECKSUM, 0)
-    store16(buf, at + IPV4_CHECKSUM, internet_checksum(buf, at, header_length))
+    fields.store16(buf, at + IPV4_CHECKSUM, 0)
+    fields.store16(buf, at + IPV4_CHECKSUM, internet_checksum(buf, at, header_length))

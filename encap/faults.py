@@ -18,3 +18,4 @@ class Fault(IntEnum):
     BAD_FLAGS = 5
     WRONG_VNI = 6
     WRONG_MAC = 7
+    BAD_OFFLOAD = 8

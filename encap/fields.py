@@ -4,6 +4,9 @@ Theory of operation: a header is a run of octets in a caller's buffer; its field
 start of the header. Loads and stores are bounds-checked (an access beyond the buffer raises IndexError, compiled or
 not): the judging functions check lengths first, so an IndexError is a defect of ours and never a property of a packet.
 
+This file is what runs where nothing is compiled, and what Python code calls. The compiled modules take the same functions
+from ``fields.pxd``, as inline C with one bounds check a call.
+
 Sources of the layouts: IPv4 RFC 791 3.1, IPv6 RFC 8200 3, UDP RFC 768, TCP RFC 9293 3.1, Ethernet IEEE 802.3.
 """
 
@@ -24,6 +27,7 @@ ETHERTYPE_IPV6 = 0x86DD
 
 IPV4_HEADER_LENGTH = 20
 IPV4_TOTAL_LENGTH = 2
+IPV4_IDENTIFICATION = 4
 IPV4_FRAGMENT = 6
 IPV4_TTL = 8
 IPV4_PROTOCOL = 9
@@ -42,9 +46,14 @@ IPV6_SOURCE = 8
 IPV6_DESTINATION = 24
 
 UDP_HEADER_LENGTH = 8
+UDP_LENGTH = 4
 UDP_CHECKSUM = 6
 TCP_HEADER_LENGTH = 20
+TCP_SEQUENCE = 4
+TCP_ACKNOWLEDGMENT = 8
 TCP_DATA_OFFSET = 12
+TCP_FLAGS = 13
+TCP_WINDOW = 14
 TCP_CHECKSUM = 16
 
 PROTOCOL_ICMP = 1
@@ -72,3 +81,37 @@ def store16(buf: WritableOctets, at: int, value: int) -> None:
     """Write the low 16 bits of `value`, big-endian, at `at`. Raises IndexError beyond the buffer."""
     buf[at] = (value >> 8) & 0xFF
     buf[at + 1] = value & 0xFF
+
+
+def store32(buf: WritableOctets, at: int, value: int) -> None:
+    """Write the low 32 bits of `value`, big-endian, at `at`. Raises IndexError beyond the buffer."""
+    store16(buf, at, value >> 16)
+    store16(buf, at + 2, value)
+
+
+def move(target: WritableOctets, target_at: int, source: Octets, source_at: int, length: int) -> None:
+    """Copy `length` bytes; the two places may overlap. Raises IndexError, with nothing copied, beyond either buffer."""
+    if min(target_at, source_at, length) < 0 or target_at + length > len(target) or source_at + length > len(source):
+        raise IndexError("move beyond a buffer")
+    target[target_at : target_at + length] = source[source_at : source_at + length]
+
+
+def equal(a: Octets, a_at: int, b: Octets, b_at: int, length: int) -> bool:
+    """Whether the `length` bytes at both places are the same. Raises IndexError beyond either buffer."""
+    if min(a_at, b_at, length) < 0 or a_at + length > len(a) or b_at + length > len(b):
+        raise IndexError("comparison beyond a buffer")
+    return a[a_at : a_at + length] == b[b_at : b_at + length]
+
+
+def sum_words(buf: Octets, at: int, length: int) -> int:
+    """The one's complement sum of the 16-bit big-endian words of buf[at:at + length], folded to 16 bits (RFC 1071).
+
+    An odd last byte is the high half of a word. Raises IndexError beyond the buffer.
+
+    A big integer modulo 65 535 is the sum of its 16-bit digits with end-around carry, and Python computes that in C; a
+    sum that is not zero is 65 535 rather than 0, as the carry would have it.
+    """
+    if min(at, length) < 0 or at + length > len(buf):
+        raise IndexError("sum beyond the buffer")
+    number = int.from_bytes(buf[at : at + length], "big") << (8 * (length & 1))
+    return (number % 65535 or 65535) if number else 0

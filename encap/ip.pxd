@@ -1,6 +1,6 @@
 cimport cython
 from encap.checksum cimport pseudo_sum, replace_word
-from encap.fields cimport load16, load32, store16
+from encap cimport fields
 
 cdef int _NOT_IP, _TRUNCATED, _BAD_LENGTH
 cdef int _HOP_BY_HOP, _DESTINATION_OPTIONS

@@ -7,6 +7,7 @@ are walked only to find a transport checksum, options are stepped over by the he
 Sources: RFC 791, RFC 8200, RFC 1624 (TTL), RFC 6438 (flow identification for tunnels).
 """
 
+from encap import fields
 from encap.checksum import pseudo_sum, replace_word
 from encap.faults import Fault
 from encap.fields import (
@@ -34,9 +35,6 @@ from encap.fields import (
     UDP_HEADER_LENGTH,
     Octets,
     WritableOctets,
-    load16,
-    load32,
-    store16,
 )
 
 _NOT_IP = int(Fault.NOT_IP)
@@ -63,13 +61,13 @@ def check(buf: Octets, at: int, length: int) -> int:
         if length < IPV4_HEADER_LENGTH:
             return _TRUNCATED
         header_length = (buf[at] & 0x0F) * 4
-        total = load16(buf, at + IPV4_TOTAL_LENGTH)
+        total = fields.load16(buf, at + IPV4_TOTAL_LENGTH)
         if header_length < IPV4_HEADER_LENGTH or total < header_length:
             return _BAD_LENGTH
     elif version == 6:
         if length < IPV6_HEADER_LENGTH:
             return _TRUNCATED
-        total = load16(buf, at + IPV6_PAYLOAD_LENGTH) + IPV6_HEADER_LENGTH
+        total = fields.load16(buf, at + IPV6_PAYLOAD_LENGTH) + IPV6_HEADER_LENGTH
     else:
         return _NOT_IP
     if total > length:
@@ -80,15 +78,15 @@ def check(buf: Octets, at: int, length: int) -> int:
 def stated_length(buf: Octets, at: int, length: int) -> int:
     """How long the packet at `at` says it is, or `length` where too little is there to say; for trimming padding."""
     if length >= IPV4_HEADER_LENGTH and buf[at] >> 4 == 4:
-        return load16(buf, at + IPV4_TOTAL_LENGTH)
+        return fields.load16(buf, at + IPV4_TOTAL_LENGTH)
     if length >= IPV6_HEADER_LENGTH and buf[at] >> 4 == 6:
-        return load16(buf, at + IPV6_PAYLOAD_LENGTH) + IPV6_HEADER_LENGTH
+        return fields.load16(buf, at + IPV6_PAYLOAD_LENGTH) + IPV6_HEADER_LENGTH
     return length
 
 
 def is_fragment(buf: Octets, at: int) -> bool:
     """Whether the IPv4 packet at `at` is one of several fragments, the first included."""
-    return load16(buf, at + IPV4_FRAGMENT) & (IPV4_MORE_FRAGMENTS | IPV4_FRAGMENT_OFFSET) != 0
+    return fields.load16(buf, at + IPV4_FRAGMENT) & (IPV4_MORE_FRAGMENTS | IPV4_FRAGMENT_OFFSET) != 0
 
 
 def ttl(buf: Octets, at: int) -> int:
@@ -104,9 +102,9 @@ def decrement_ttl(buf: WritableOctets, at: int) -> None:
     if buf[at] >> 4 == 6:
         buf[at + IPV6_HOP_LIMIT] -= 1
     else:
-        old = load16(buf, at + IPV4_TTL)
-        store16(buf, at + IPV4_TTL, old - 0x0100)
-        store16(buf, at + IPV4_CHECKSUM, replace_word(load16(buf, at + IPV4_CHECKSUM), old, old - 0x0100))
+        old = fields.load16(buf, at + IPV4_TTL)
+        fields.store16(buf, at + IPV4_TTL, old - 0x0100)
+        fields.store16(buf, at + IPV4_CHECKSUM, replace_word(fields.load16(buf, at + IPV4_CHECKSUM), old, old - 0x0100))
 
 
 def _mix(value: int) -> int:
@@ -125,7 +123,7 @@ def flow_hash(buf: Octets, at: int, length: int) -> int:
     """
     if buf[at] >> 4 == 4:
         protocol = buf[at + IPV4_PROTOCOL]
-        addresses = _mix(load32(buf, at + IPV4_SOURCE)) ^ (load32(buf, at + IPV4_DESTINATION) * 3)
+        addresses = _mix(fields.load32(buf, at + IPV4_SOURCE)) ^ (fields.load32(buf, at + IPV4_DESTINATION) * 3)
         transport = at + (buf[at] & 0x0F) * 4
         if is_fragment(buf, at):
             transport = at + length
@@ -133,13 +131,13 @@ def flow_hash(buf: Octets, at: int, length: int) -> int:
         protocol = buf[at + IPV6_NEXT_HEADER]
         addresses = 0
         for word in range(4):
-            source = load32(buf, at + IPV6_SOURCE + 4 * word)
-            destination = load32(buf, at + IPV6_DESTINATION + 4 * word)
+            source = fields.load32(buf, at + IPV6_SOURCE + 4 * word)
+            destination = fields.load32(buf, at + IPV6_DESTINATION + 4 * word)
             addresses = _mix(addresses ^ source ^ (destination * 3))
         transport = at + IPV6_HEADER_LENGTH
     ports = 0
     if (protocol == PROTOCOL_TCP or protocol == PROTOCOL_UDP) and transport + 4 <= at + length:
-        ports = load32(buf, transport)
+        ports = fields.load32(buf, transport)
     return _mix(_mix(addresses) ^ ports ^ protocol)
 
 
@@ -175,4 +173,4 @@ def partial_checksum(buf: Octets, at: int, length: int) -> int:
     else:
         return 0
     expected = pseudo_sum(buf, addresses_at, addresses_length, protocol, length - start)
-    return (start << 8) | field if load16(buf, at + start + field) == expected else 0
+    return (start << 8) | field if fields.load16(buf, at + start + field) == expected else 0

@@ -22,6 +22,16 @@ def overhead(framing_header_length: int, underlay_family: int) -> int:
     return outer + UDP_HEADER_LENGTH + framing_header_length
 
 
+def superpacket_limit(mtu: int, framing_header_length: int) -> int:
+    """How long a superpacket from a device of `mtu` may be, in bytes, to leave in one UDP_SEGMENT send.
+
+    One send takes 64 datagrams and 65 507 bytes. With a longer superpacket the rest costs a second send, a second receive
+    and a second write. The headers counted are those of TCP over IPv4 with timestamps (52 bytes).
+    """
+    datagrams = min(64, 65507 // (mtu + framing_header_length))
+    return min(datagrams * (mtu - 52) + 52, 65535)
+
+
 def path_mtu_to_report(path_mtu: int, overhead_length: int, inner_family: int) -> int:
     """The next-hop MTU for an ICMP error about an inner packet that the path cannot carry.
 

@@ -45,6 +45,11 @@ def parse(buf: Octets, at: int) -> VnetHeader:
     return VnetHeader(*_FORMAT.unpack_from(buf, at))
 
 
+def load_native16(buf: Octets, at: int) -> int:
+    """The 16-bit field at `at` in the machine's byte order."""
+    return (buf[at + 1] << 8) | buf[at] if _LITTLE_ENDIAN else (buf[at] << 8) | buf[at + 1]
+
+
 def _store_native16(buf: WritableOctets, at: int, value: int) -> None:
     if _LITTLE_ENDIAN:
         buf[at] = value & 0xFF

@@ -1,5 +1,5 @@
 cimport cython
-from encap.fields cimport load16, load32
+from encap cimport fields
 
 cdef int _BAD_FLAGS, _WRONG_VNI, _WRONG_MAC, _NOT_IP, _TRUNCATED, _HEADER_LENGTH, _IPV4, _IPV6, _FLAG_VNI_VALID
 

@@ -14,8 +14,9 @@ All of it but the ethertype's family depends on the peer alone, so it is made on
 in front of each packet.
 """
 
+from encap import fields
 from encap.faults import Fault
-from encap.fields import ETHERTYPE_IPV4, ETHERTYPE_IPV6, Octets, load16, load32
+from encap.fields import ETHERTYPE_IPV4, ETHERTYPE_IPV6, Octets
 
 DEFAULT_PORT = 8472
 DEFAULT_VNI = 1
@@ -66,14 +67,14 @@ def check(buf: Octets, at: int, length: int, vni: int, mac_a: int, mac_b: int) -
         return _TRUNCATED
     if not buf[at] & _FLAG_VNI_VALID:
         return _BAD_FLAGS
-    if load32(buf, at + 4) >> 8 != vni:
+    if fields.load32(buf, at + 4) >> 8 != vni:
         return _WRONG_VNI
-    destination = (load16(buf, at + 8) << 32) | load32(buf, at + 10)
+    destination = (fields.load16(buf, at + 8) << 32) | fields.load32(buf, at + 10)
     if destination != mac_a and destination != mac_b:
         return _WRONG_MAC
     if length == _HEADER_LENGTH:
         return _TRUNCATED
-    ethertype = load16(buf, at + 20)
+    ethertype = fields.load16(buf, at + 20)
     version = buf[at + _HEADER_LENGTH] >> 4
     if not ((ethertype == _IPV4 and version == 4) or (ethertype == _IPV6 and version == 6)):
         return _NOT_IP

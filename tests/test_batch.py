@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.batch import HEADROOM, MAX_PACKET_LENGTH, Batch, indices_of, tally
+from dataplane.batch import HEADROOM, MAX_PACKET_LENGTH, Batch, indices_of, share_verdicts, tally
 from dataplane.verdict import MEANING, Verdict, by_name, new_counts
 from encap.faults import Fault
 
@@ -18,15 +18,37 @@ def test_slots_do_not_overlap_and_have_headroom():
         batch.add(MAX_PACKET_LENGTH)
     for i in range(3):
         assert set(batch.packet(i)) == {i + 1}
-        assert bytes(batch.packet(i, lead=HEADROOM)[:HEADROOM]) == bytes(HEADROOM)
+        start = batch.offset[i]
+        assert bytes(batch.data[start - HEADROOM : start]) == bytes(HEADROOM)
 
 
-def test_vnet_slots_start_ten_bytes_earlier():
+def test_a_scattered_read_fills_header_and_slot():
     batch = Batch(2)
-    batch.vnet_slots[0][:13] = b"0123456789abc"
-    batch.add(3)
-    assert bytes(batch.packet(0)) == b"abc"
-    assert bytes(batch.packet(0, lead=10)) == b"0123456789abc"
+    for i in range(2):
+        header, slot = batch.vnet_slots[i]
+        header[:], slot[:3] = bytes([i]) * 10, b"abc"
+        batch.add(3)
+    assert [bytes(batch.vnet_header(i)) for i in range(2)] == [bytes(10), b"\x01" * 10]
+    assert bytes(batch.packet(1)) == b"abc"
+
+
+def test_a_batch_may_describe_the_bytes_of_another():
+    whole = Batch(1)
+    whole.put(b"abcdef")
+    part = Batch(5, whole.data)
+    part.offset[0], part.length[0], part.count = whole.offset[0] + 2, 3, 1
+    assert bytes(part.packet(0)) == b"cde"
+    assert part.slots == []
+
+
+def test_merged_entries_share_the_verdict_of_their_head():
+    batch = Batch(4)
+    for i, head in enumerate((0, 0, 2, 0)):
+        batch.add(1)
+        batch.head[i] = head
+    batch.verdict[0], batch.verdict[2] = Verdict.QUEUE_FULL, Verdict.FORWARDED
+    share_verdicts(batch.verdict, batch.head, 4)
+    assert list(batch.verdict) == [Verdict.QUEUE_FULL, Verdict.QUEUE_FULL, Verdict.FORWARDED, Verdict.QUEUE_FULL]
 
 
 def test_add_fills_the_columns_and_clear_forgets():

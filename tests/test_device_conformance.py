@@ -116,7 +116,8 @@ def test_columns_describe_what_was_received_and_nothing_else_is_touched(harness)
     at, length = batch.offset[0], batch.length[0]
     assert bytes(batch.data[at : at + length]) == packet
     assert batch.verdict[0] == Verdict.PENDING
-    assert set(batch.data[: at - 10]) == {0xA5}
+    assert set(batch.data[:at]) == {0xA5}
+    assert bytes(batch.vnet_header(0)) == bytes(10)
     assert set(batch.data[at + length :]) == {0xA5}
 
 
@@ -125,7 +126,6 @@ def transmit(device: Device, packets: list[bytes], dropped: frozenset[int] = fro
     for packet in packets:
         batch.put(packet)
     for i in range(len(packets)):
-        batch.data[batch.offset[i] - 10 : batch.offset[i]] = bytes(10)
         batch.verdict[i] = Verdict.NO_ROUTE if i in dropped else Verdict.FORWARDED
     device.transmit(batch)
     return batch

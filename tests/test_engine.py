@@ -10,7 +10,9 @@ from scapy.layers.inet import ICMP, IP, UDP, fragment
 from scapy.layers.inet6 import ICMPv6DestUnreach, ICMPv6PacketTooBig, IPv6
 from scapy.packet import Raw
 
-from dataplane.engine import ICMP_BURST
+from dataplane.batch import Batch
+from dataplane.engine import BATCH_CAPACITY, BATCHES_PER_WAKEUP, ICMP_BURST
+from dataplane.outbound import judge_batch
 from dataplane.underlay.fake import Datagram, FakeNetwork
 from dataplane.verdict import Verdict, by_name
 from encap import vxlan
@@ -340,19 +342,16 @@ def test_a_wakeup_moves_a_bounded_number_of_packets():
     for _ in range(900):
         a.device.inject(udp())
     a.engine.pump_outbound()
-    assert a.engine.outbound.received == 4 * 64
+    assert a.engine.outbound.received == BATCHES_PER_WAKEUP * BATCH_CAPACITY
 
 
 def test_flows_differ_in_their_hash_and_fragments_of_one_do_not():
-    from dataplane.batch import Batch
-    from dataplane.outbound import encapsulate
-
     batch = Batch(4)
     batch.put(udp())
     batch.put(tcp())
     for piece in fragment(IP(udp(payload=b"x" * 1900, id=9)), fragsize=1000):
         batch.put(bytes(piece))
-    assert encapsulate(batch, table_of(1, [2])) == 4
+    assert judge_batch(batch, table_of(1, [2])) == 4
     assert batch.flow[2] == batch.flow[3]
     assert len(set(batch.flow)) == 3
 

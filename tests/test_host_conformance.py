@@ -105,7 +105,7 @@ def test_the_interface_towards_an_address(scene):
 def test_a_device_is_configured_and_again_without_harm(scene):
     addresses = [ip_address("10.1.2.0"), ip_address("fd00:0:0:2::")]
     for _ in range(2):
-        scene.host.configure_device("flannel.1", addresses, 1450)
+        scene.host.configure_device("flannel.1", addresses, 1450, 61000)
         tun = interface(scene, "flannel.1")
         own = [one for one in tun.addresses if not one.ip.is_link_local]
         assert own == [ip_interface("10.1.2.0/32"), ip_interface("fd00:0:0:2::/128")]
@@ -114,11 +114,11 @@ def test_a_device_is_configured_and_again_without_harm(scene):
 
 def test_a_device_that_is_not_there_is_named(scene):
     with pytest.raises(HostError, match=r"no device flannel\.9"):
-        scene.host.configure_device("flannel.9", [ip_address("10.1.2.0")], 1450)
+        scene.host.configure_device("flannel.9", [ip_address("10.1.2.0")], 1450, 61000)
 
 
 def test_routes_are_ours_by_protocol_and_adding_again_does_no_harm(scene):
-    scene.host.configure_device("flannel.1", [ip_address("10.1.2.0")], 1450)
+    scene.host.configure_device("flannel.1", [ip_address("10.1.2.0")], 1450, 61000)
     for network in (OVERLAY, OVERLAY6, OVERLAY):
         scene.host.add_route(network, "flannel.1")
     assert sorted(scene.host.routes(), key=str) == [(OVERLAY, "flannel.1"), (OVERLAY6, "flannel.1")]
@@ -127,7 +127,7 @@ def test_routes_are_ours_by_protocol_and_adding_again_does_no_harm(scene):
 
 def test_somebody_elses_route_to_the_network_is_respected(scene):
     scene.foreign_route("10.1.0.0/16")
-    scene.host.configure_device("flannel.1", [ip_address("10.1.2.0")], 1450)
+    scene.host.configure_device("flannel.1", [ip_address("10.1.2.0")], 1450, 61000)
     with pytest.raises(HostError, match=r"10\.1\.0\.0/16 exists that is not ours"):
         scene.host.add_route(OVERLAY, "flannel.1")
     assert scene.host.interface_towards(ip_address("10.1.77.1")) == "eth0"
@@ -136,7 +136,7 @@ def test_somebody_elses_route_to_the_network_is_respected(scene):
 def test_remove_ours_removes_ours_and_nothing_else(scene):
     scene.foreign_route("10.99.0.0/16")
     assert scene.host.remove_ours() == []
-    scene.host.configure_device("flannel.1", [ip_address("10.1.2.0")], 1450)
+    scene.host.configure_device("flannel.1", [ip_address("10.1.2.0")], 1450, 61000)
     scene.host.add_route(OVERLAY, "flannel.1")
     assert scene.host.remove_ours() == ["device flannel.1"]
     assert [one.name for one in scene.host.interfaces() if one.alias == ALIAS] == []
@@ -149,9 +149,10 @@ def test_remove_ours_removes_ours_and_nothing_else(scene):
 def test_netlink_sets_the_queue_length_and_lets_our_icmp_errors_in():
     scene = NetlinkScene()
     try:
-        scene.host.configure_device("flannel.1", [ip_address("10.1.2.0")], 1450)
+        scene.host.configure_device("flannel.1", [ip_address("10.1.2.0")], 1450, 61000)
         shown = scene.namespace.run(["ip", "-o", "link", "show", "flannel.1"]).stdout
         assert "qlen 1000" in shown
+        assert "gso_max_size 61000" in scene.namespace.run(["ip", "-d", "link", "show", "flannel.1"]).stdout
         sysctl = scene.namespace.run(["cat", "/proc/sys/net/ipv4/conf/flannel.1/accept_local"])
         assert sysctl.stdout.strip() == "1"
     finally:

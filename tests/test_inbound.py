@@ -8,7 +8,7 @@ from scapy.layers.inet6 import IPv6, IPv6ExtHdrHopByHop
 from scapy.packet import Raw
 
 from dataplane.batch import Batch
-from dataplane.inbound import decapsulate
+from dataplane.inbound import decapsulate, unpack
 from dataplane.verdict import Verdict
 from encap import vnet, vxlan
 from encap.vnet import VnetHeader
@@ -28,15 +28,19 @@ def partial(packet: bytes, start: int, field: int) -> bytes:
     return bytes(out)
 
 
-def header_of(packet: bytes) -> VnetHeader:
+def header_of(packet: bytes, stride: int = 0) -> VnetHeader:
     batch = Batch(1)
     batch.data[:] = b"\xa5" * len(batch.data)
+    pieces = Batch(4, batch.data)
+    pieces.vnet[:] = b"\xa5" * len(pieces.vnet)
     ethertype = 0x0800 if packet[0] >> 4 == 4 else 0x86DD
-    batch.put(vxlan.header(1, mac(2), mac(1), ethertype) + packet)
-    assert decapsulate(batch, table_of(2, [1]), MTU) == 1
-    assert batch.verdict[0] == Verdict.FORWARDED
-    assert bytes(batch.packet(0)) == packet
-    return vnet.parse(batch.packet(0, lead=10), 0)
+    batch.put(vxlan.header(1, mac(2), mac(1), ethertype) + packet, stride=stride)
+    table = table_of(2, [1])
+    assert unpack(batch, pieces, table, 0) == 1
+    assert decapsulate(pieces, table, MTU) == pieces.count == 1
+    assert pieces.verdict[0] == Verdict.FORWARDED
+    assert bytes(pieces.packet(0)) == packet
+    return vnet.parse(pieces.vnet, 0)
 
 
 @pytest.mark.parametrize("packet", [tcp(), udp(), tcp(version=6), udp(version=6)])
@@ -88,3 +92,11 @@ def test_an_oversized_packet_with_a_complete_checksum_is_left_to_the_kernel():
 def test_a_fragment_has_no_checksum_to_finish():
     first = partial(udp(flags="MF", payload=b"x" * 32), 20, 6)
     assert header_of(first) == NOTHING
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_an_inner_udp_superpacket_keeps_the_size_that_udp_gro_told(version):
+    start = 20 if version == 4 else 40
+    packet = partial(udp(version=version, payload=b"x" * 12000), start, 6)
+    expected = VnetHeader(vnet.FLAG_NEEDS_CSUM, vnet.GSO_UDP_L4, start + 8, 1200, start, 6)
+    assert header_of(packet, stride=1200) == expected

@@ -83,12 +83,12 @@ class Machine:
         self.stop = asyncio.Event()
         self.ready = asyncio.Event()
 
-    def open_device(self, name: str, mtu: int) -> MemoryDevice:
+    def open_device(self, name: str, mtu: int, offloads) -> MemoryDevice:
         self.host.links.append(Interface(name, 9, 1500, kind="tun", is_up=False))
         self.device = MemoryDevice(name, mtu)
         return self.device
 
-    def open_underlay(self, addresses, port, pool):
+    def open_underlay(self, addresses, port, pool, offloads):
         if self.underlay_error:
             raise self.underlay_error
         self.pool = pool

@@ -40,7 +40,7 @@ def device(namespace):
 def write(device: TunDevice, packet: bytes, *header: int) -> int:
     batch = Batch(1)
     batch.put(packet)
-    vnet.store(batch.data, batch.offset[0] - 10, *header)
+    vnet.store(batch.vnet, 0, *header)
     batch.verdict[0] = Verdict.FORWARDED
     device.transmit(batch)
     return batch.verdict[0]

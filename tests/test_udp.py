@@ -50,7 +50,7 @@ def test_each_error_concerns_one_datagram_and_is_tried_once(number, verdict):
     underlay = UdpUnderlay({4: family})
     batch = Batch(3)
     for i, payload in enumerate((b"a", b"b", b"c")):
-        batch.put(payload)
+        batch.put(payload, stride=1)
         batch.verdict[i] = Verdict.FORWARDED
     assert underlay.transmit(batch, [("192.0.2.2", 8472)]) == 2
     assert list(batch.verdict) == [verdict, Verdict.FORWARDED, Verdict.FORWARDED]
@@ -64,7 +64,7 @@ def test_flows_spread_over_the_pool_and_one_flow_keeps_its_port():
     underlay = UdpUnderlay({4: _Family(ip_address("192.0.2.1"), senders[0], senders, senders[0])})
     batch = Batch(64)
     for i in range(64):
-        batch.put(bytes([i]))
+        batch.put(bytes([i]), stride=1)
         batch.verdict[i], batch.flow[i] = Verdict.FORWARDED, i % 8
     underlay.transmit(batch, [("192.0.2.2", 8472)])
     for index, sender in enumerate(senders):

@@ -8,6 +8,7 @@ import pytest
 
 from dataplane.batch import Batch
 from dataplane.lab import Lab, Namespace, inside
+from dataplane.offload import Offloads
 from dataplane.underlay import Underlay
 from dataplane.underlay.fake import FakeNetwork
 from dataplane.underlay.udp import open_udp
@@ -42,7 +43,12 @@ def ends(request) -> Iterator[Ends]:
         namespace.ip(f"link set lo mtu {MTU} up", *addresses)
         with inside(namespace.name):
             both = [
-                open_udp([ip_address(HOSTS[4][i]), ip_address(HOSTS[6][i])], PORT, 4 if request.param == "pool" else 0)
+                open_udp(
+                    [ip_address(HOSTS[4][i]), ip_address(HOSTS[6][i])],
+                    PORT,
+                    0 if request.param == "udp" else 4,
+                    Offloads() if request.param == "offloads" else None,
+                )
                 for i in (0, 1)
             ]
             yield Ends(*both)  # inside: path_mtu opens a socket of its own
@@ -61,13 +67,19 @@ def batch_of(*payloads: bytes, peer: int = 0) -> Batch:
         batch.put(payload, peer)
         batch.verdict[i] = Verdict.FORWARDED
         batch.flow[i] = 7
+        batch.stride[i] = len(payload)
     return batch
 
 
 def received(underlay: Underlay, origins: dict[str, int], capacity: int = 64) -> list[tuple[bytes, int]]:
+    """The datagrams that one receive brings, runs of equal ones taken apart by their stride."""
     batch = Batch(capacity)
     underlay.receive(batch, origins)
-    return [(bytes(batch.packet(i)), batch.peer[i]) for i in range(batch.count)]
+    found = []
+    for i in range(batch.count):
+        run, size = bytes(batch.packet(i)), batch.stride[i] or batch.length[i] or 1
+        found += [(run[at : at + size], batch.peer[i]) for at in range(0, max(len(run), 1), size)]
+    return found
 
 
 def test_receives_nothing_when_there_is_nothing(ends):
@@ -91,12 +103,37 @@ def test_an_origin_that_nobody_knows_is_unknown(ends):
 
 
 def test_a_full_batch_leaves_the_rest_for_the_next(ends):
-    payloads = [bytes([i]) for i in range(10)]
+    payloads = [bytes([i]) * (i + 1) for i in range(10)]  # growing, so that no two can share a slot
     ends.a.transmit(batch_of(*payloads), [endpoint(4)])
     got = []
     while more := received(ends.b, {}, 4):
         got += [payload for payload, _ in more]
     assert got == payloads
+
+
+def train_of(payloads: list[bytes]) -> Batch:
+    batch = Batch(1)
+    batch.put(b"".join(payloads))
+    batch.verdict[0], batch.stride[0] = Verdict.FORWARDED, len(payloads[0])
+    return batch
+
+
+@pytest.mark.parametrize("family", [4, 6])
+@pytest.mark.parametrize("sizes", [[100] * 44, [1400] * 44, [8] * 64, [700, 700, 1], [5, 5]])
+def test_a_train_arrives_as_its_datagrams(ends, family, sizes):
+    payloads = [bytes([i]) * size for i, size in enumerate(sizes)]
+    assert ends.a.transmit(train_of(payloads), [endpoint(family)]) == 1
+    assert [payload for payload, _ in received(ends.b, {})] == payloads
+
+
+def test_a_train_too_big_for_the_path_can_go_in_fragments(ends):
+    payloads = [bytes([i]) * 3000 for i in range(5)]
+    batch = train_of(payloads)
+    assert ends.a.transmit(batch, [endpoint(4)]) == 0
+    assert batch.verdict[0] == Verdict.TOO_BIG
+    ends.a.transmit_in_fragments(batch, 0, endpoint(4))
+    assert batch.verdict[0] == Verdict.FORWARDED
+    assert [payload for payload, _ in received(ends.b, {})] == payloads
 
 
 def test_only_what_is_forwarded_is_sent(ends):
@@ -146,7 +183,7 @@ async def test_watch_calls_until_nothing_is_left_and_unwatch_ends_it(ends):
 
     def ready() -> None:
         got.extend(payload for payload, _ in received(ends.b, {}, 1))
-        if len(got) == 4:
+        if len(got) >= 4:
             quiet.set()
 
     ends.a.transmit(batch_of(b"0", b"1"), [endpoint(4)])

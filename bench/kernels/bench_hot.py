@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from dataplane.batch import Batch
-from dataplane.inbound import decapsulate
-from dataplane.outbound import encapsulate
+from dataplane.batch import HEADROOM, Batch
+from dataplane.inbound import coalesce, decapsulate, unpack
+from dataplane.outbound import Outbound, judge_batch
 from encap import checksum
+from encap.coalesce import Coalescer
+from encap.segment import segment
 from routing.lease import derive_vtep_mac
 from routing.route import Route
 from routing.table import Identity, Table, build
@@ -38,6 +40,13 @@ def packet(source: int, destination: int, length: int) -> bytes:
     header = bytes([0x45, 0]) + length.to_bytes(2, "big") + bytes([0, 0, 0, 0, 64, 17, 0, 0])
     addresses = source.to_bytes(4, "big") + destination.to_bytes(4, "big")
     return (header + addresses + bytes([3, 232, 7, 208]) + (length - 20).to_bytes(2, "big")).ljust(length, b"\0")
+
+
+def tcp_packet(length: int) -> bytes:
+    """An IPv4 TCP packet with timestamps, `length` bytes long, ACK set."""
+    ip = bytes([0x45, 0]) + length.to_bytes(2, "big") + bytes([0, 1, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 5, 11, 0, 0, 5])
+    tcp = bytes([3, 232, 7, 208, *bytes(8), 0x80, 0x10, 1, 0, 0, 0, 0, 0, 1, 1, 8, 10, *bytes(8)])
+    return (ip + tcp).ljust(length, b"x")
 
 
 @pytest.fixture(scope="module", params=[10, 1_000, 100_000], ids=lambda n: f"{n}-leases")
@@ -65,39 +74,71 @@ def test_lookup_of_64(benchmark: Any, table: Table, leases: int) -> None:
 def test_encapsulate_64(benchmark: Any, table: Table, leases: int) -> None:
     rng = random.Random(7)
     own = int(IPv4Address("11.0.0.5"))
-    packets = [packet(own, FIRST_SUBNET + (rng.randrange(leases) << 7) + 5, 64) for _ in range(PACKETS)]
     batch = Batch(PACKETS)
+    for _ in range(PACKETS):
+        batch.put(packet(own, FIRST_SUBNET + (rng.randrange(leases) << 7) + 5, 64))
+    layout = Outbound()
 
-    def filled() -> tuple[tuple[Batch, Table], dict[str, Any]]:
-        batch.clear()
-        for one in packets:
-            batch.put(one)
-        return (batch, table), {}
+    def encapsulate() -> int:
+        forwarded = judge_batch(batch, table)
+        layout.start(8, 64)
+        layout.lay_out(batch, table)
+        return forwarded
 
-    assert benchmark.pedantic(encapsulate, setup=filled, rounds=2000) == PACKETS
+    assert benchmark(encapsulate) == PACKETS
 
 
 def test_decapsulate_64(benchmark: Any, leases: int) -> None:
     rng = random.Random(7)
-    here = build(
-        Identity("vxlan", IPv4Network("11.0.0.0/24"), None, 8472, vtep_mac=b"\2\0\0\0\0\1"),
-        table_with(leases, "vxlan").routes,
-    )
-    frames = []
+    identity = Identity("vxlan", IPv4Network("11.0.0.0/24"), None, 8472, vtep_mac=b"\2\0\0\0\0\1")
+    here = build(identity, table_with(leases, "vxlan").routes)
+    batch = Batch(PACKETS)
+    pieces = Batch(PACKETS, batch.data)
     for _ in range(PACKETS):
         peer = rng.randrange(leases)
         inner = packet(FIRST_SUBNET + (peer << 7) + 5, int(IPv4Address("11.0.0.5")), 64)
         vxlan = bytes.fromhex("0800000000000100") + b"\2\0\0\0\0\1" + bytes(6) + b"\x08\0"
-        frames.append((vxlan + inner, here.vtep[peer]))
-    batch = Batch(PACKETS)
+        batch.put(vxlan + inner, here.vtep[peer])
 
-    def filled() -> tuple[tuple[Batch, Table, int], dict[str, Any]]:
+    def decapsulate_all() -> int:
+        unpack(batch, pieces, here, 0)
+        return decapsulate(pieces, here, 1450)
+
+    assert benchmark(decapsulate_all) == PACKETS
+
+
+def test_segment_of_61000(benchmark: Any) -> None:
+    """A TCP superpacket cut into 44 packets of 1450 bytes."""
+    superpacket = tcp_packet(52 + 44 * 1398)
+    target = bytearray(2048)
+
+    def cut() -> None:
+        for index in range(44):
+            segment(superpacket, 0, len(superpacket), 52, 20, 1398, index, target, 0)
+
+    benchmark(cut)
+
+
+def test_coalesce_of_44(benchmark: Any) -> None:
+    """What arrives of that superpacket, merged again."""
+    superpacket = tcp_packet(52 + 44 * 1398)
+    batch = Batch(44)
+    pieces = Batch(44, batch.data)
+    buffer = bytearray(44 * 1450)
+    for index in range(44):
+        segment(superpacket, 0, len(superpacket), 52, 20, 1398, index, buffer, index * 1450)
+    coalescer = Coalescer()
+
+    def filled() -> tuple[tuple[Batch, Coalescer], dict[str, Any]]:
         batch.clear()
-        for frame, vtep in frames:
-            batch.put(frame, vtep)
-        return (batch, here, 1450), {}
+        batch.slots[0][: len(buffer)] = buffer
+        pieces.count = 44
+        for index in range(44):
+            pieces.offset[index], pieces.length[index] = HEADROOM + index * 1450, 1450
+            pieces.verdict[index], pieces.head[index], pieces.last[index] = 1, index, HEADROOM + 65535
+        return (pieces, coalescer), {}
 
-    assert benchmark.pedantic(decapsulate, setup=filled, rounds=2000) == PACKETS
+    assert benchmark.pedantic(coalesce, setup=filled, rounds=1000) == 43
 
 
 @pytest.mark.parametrize("length", [64, 1500, 65535])

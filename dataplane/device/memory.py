@@ -1,15 +1,16 @@
 """A device in memory: what a test injects is received, what is transmitted can be looked at.
 
-The twin of a TUN. It finishes a partial checksum as the kernel behind a TUN would, so that what arrives is a packet as
-a host would see it. The queue towards the engine is finite, as a TUN's is.
+The twin of a TUN. It does what the kernel behind a TUN would: it finishes a partial checksum, and takes a superpacket
+apart, so that what arrives are packets as a host without offloads would see them. Packets may be injected with a
+virtio-net header, as a TUN with offloads would deliver them. The queue towards the engine is finite, as a TUN's is.
 """
 
 from collections.abc import Callable
 
-from dataplane.batch import Batch
+from dataplane.batch import MAX_PACKET_LENGTH, Batch
 from dataplane.mailbox import Mailbox
 from dataplane.verdict import Verdict
-from encap import vnet
+from encap import segment, vnet
 from encap.checksum import finish
 
 QUEUE_LENGTH = 1000
@@ -18,8 +19,8 @@ QUEUE_LENGTH = 1000
 class MemoryDevice:
     """A `Device` without a kernel.
 
-    `inject` plays the host's part of sending; `delivered` holds what the host received. With `room` set, only so many
-    packets fit into `delivered`, and more are refused as QUEUE_FULL.
+    `inject` plays the host's part of sending; `delivered` holds what the host received, in `writes` writes. With
+    `room` set, only so many packets fit into `delivered`, and more are refused as QUEUE_FULL.
     """
 
     def __init__(
@@ -27,9 +28,10 @@ class MemoryDevice:
     ) -> None:
         self._name = name
         self._mtu = mtu
-        self._queue: Mailbox[bytes] = Mailbox(queue_length)
+        self._queue: Mailbox[tuple[bytes, bytes]] = Mailbox(queue_length)
         self.room = room
         self.delivered: list[bytes] = []
+        self.writes = 0
 
     @property
     def name(self) -> str:
@@ -41,26 +43,37 @@ class MemoryDevice:
         """As given, in bytes."""
         return self._mtu
 
-    def inject(self, packet: bytes) -> bool:
+    def inject(self, packet: bytes, vnet_header: bytes = bytes(vnet.VNET_LENGTH)) -> bool:
         """Let the host send `packet`; False if the queue is full."""
-        return self._queue.put(packet)
+        return self._queue.put((packet, vnet_header))
 
     def receive(self, batch: Batch) -> None:
         """Take from the queue."""
         while self._queue and not batch.is_full:
-            batch.put(self._queue.take())
+            packet, vnet_header = self._queue.take()
+            batch.put(packet, vnet=vnet_header)
 
     def transmit(self, batch: Batch) -> None:
         """Append to `delivered`."""
         for i in batch.indices(Verdict.FORWARDED):
-            if self.room is not None and len(self.delivered) >= self.room:
+            if batch.head[i] != i:
+                continue
+            packets = self._as_on_a_wire(batch.packet(i), vnet.parse(batch.vnet_header(i), 0))
+            if self.room is not None and len(self.delivered) + len(packets) > self.room:
                 batch.verdict[i] = Verdict.QUEUE_FULL
                 continue
-            header = vnet.parse(batch.packet(i, lead=vnet.VNET_LENGTH), 0)
-            packet = bytearray(batch.packet(i))
-            if header.flags & vnet.FLAG_NEEDS_CSUM:
-                finish(packet, header.csum_start, len(packet), header.csum_start + header.csum_offset)
-            self.delivered.append(bytes(packet))
+            self.delivered += packets
+            self.writes += 1
+
+    def _as_on_a_wire(self, packet: memoryview, header: vnet.VnetHeader) -> list[bytes]:
+        """The packet or the packets of the superpacket, their checksums complete."""
+        if header.gso_type:
+            scratch = memoryview(bytearray(MAX_PACKET_LENGTH))
+            return [bytes(piece) for piece in segment.segments(packet, header, scratch)]
+        whole = bytearray(packet)
+        if header.flags & vnet.FLAG_NEEDS_CSUM:
+            finish(whole, header.csum_start, len(whole), header.csum_start + header.csum_offset)
+        return [bytes(whole)]
 
     def watch(self, ready: Callable[[], None]) -> None:
         """From now on; packets already injected count."""

@@ -1,10 +1,12 @@
 """A TUN device: the kernel's side of the overlay.
 
 Theory of operation: python-pytun opens and names the device, after which only its descriptor is used, with one readv or
-write a packet. It is opened with IFF_VNET_HDR, so each packet stands behind ten bytes that tell of its checksum and
-segmentation (``encap.vnet``). No offload is switched on (TUNSETOFFLOAD), so what is read are plain packets, no longer than
-the MTU and with their checksums finished by the kernel; what is written may use the header, and must where a kernel
-VXLAN peer left its work to be finished (see ``dataplane.inbound``).
+writev a packet. It is opened with IFF_VNET_HDR, so each packet stands behind ten bytes that tell of its checksum and
+segmentation (``encap.vnet``). With TUNSETOFFLOAD the kernel hands over TCP and UDP superpackets of up to 64 KiB and leaves
+their checksums to us; the header may always be used for writing, so superpackets go in as they come out.
+
+A kernel may take superpackets at start and refuse one later (EINVAL; 6.6.44 and some of its relatives did). Then they are
+cut here, by `_write_in_segments`, the refused one first.
 
 Writing hands the packet to the kernel's stack at once; there is no queue that could fill, but the kernel may refuse for
 want of memory (EAGAIN, ENOBUFS), while the link is down (EIO), or because it does not like the packet (EINVAL). The queue
@@ -14,18 +16,24 @@ kernel counts (``queue_drops``).
 
 import asyncio
 import errno
+import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytun
 
-from dataplane.batch import Batch
+from dataplane.batch import MAX_PACKET_LENGTH, Batch
 from dataplane.device import DeviceLostError
+from dataplane.offload import Offload, Offloads
 from dataplane.verdict import Verdict
+from encap import segment, vnet
 from encap.vnet import VNET_LENGTH
 
 _IFF_VNET_HDR = 0x4000  # include/uapi/linux/if_tun.h
+_TUNSETOFFLOAD = 0x400454D0
+_TUN_F_CSUM, _TUN_F_TSO, _TUN_F_USO = 0x01, 0x02 | 0x04, 0x20 | 0x40  # each for IPv4 and IPv6
+_NO_VNET_HEADER = bytes(VNET_LENGTH)
 _TUN = Path("/dev/net/tun")
 _FORWARDED = int(Verdict.FORWARDED)
 _NO_ROOM = frozenset({errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM})
@@ -39,7 +47,9 @@ class TunError(Exception):
 class TunDevice:
     """A `Device` on the kernel's TUN driver. Made by `open_tun`."""
 
-    def __init__(self, tun: pytun.TunTapDevice, mtu: int) -> None:
+    def __init__(self, tun: pytun.TunTapDevice, mtu: int, offloads: Offloads) -> None:
+        self._offloads = offloads
+        self._segment = memoryview(bytearray(MAX_PACKET_LENGTH))
         self._tun = tun
         self._fd: int = tun.fileno()
         self._name: str = tun.name
@@ -62,7 +72,7 @@ class TunDevice:
         slots = batch.vnet_slots
         try:
             while not batch.is_full:
-                batch.add(os.readv(fd, (slots[batch.count],)) - VNET_LENGTH)
+                batch.add(os.readv(fd, slots[batch.count]) - VNET_LENGTH)
         except BlockingIOError:
             return
         except OSError as error:
@@ -72,18 +82,46 @@ class TunDevice:
                 raise
 
     def transmit(self, batch: Batch) -> None:
-        """One write a packet."""
-        data, offset, length, verdict = batch.data, batch.offset, batch.length, batch.verdict
+        """One writev a packet or superpacket."""
+        data, vnet_headers, offset, length = batch.data, batch.vnet, batch.offset, batch.length
+        verdict, head = batch.verdict, batch.head
+        takes_superpackets = self._offloads.is_on(Offload.TUN_GRO)
         for i in range(batch.count):
-            if verdict[i] != _FORWARDED:
+            if verdict[i] != _FORWARDED or head[i] != i:
                 continue
-            start = offset[i]
+            start, at = offset[i], i * VNET_LENGTH
             try:
-                os.write(self._fd, data[start - VNET_LENGTH : start + length[i]])
+                if vnet_headers[at + 1] and not takes_superpackets:
+                    self._write_in_segments(batch, i)
+                else:
+                    os.writev(self._fd, (vnet_headers[at : at + VNET_LENGTH], data[start : start + length[i]]))
             except OSError as error:
-                if error.errno in _GONE:
-                    raise DeviceLostError(f"the device {self._name} is gone: {error.strerror}") from error
-                verdict[i] = Verdict.QUEUE_FULL if error.errno in _NO_ROOM else Verdict.DEVICE_ERROR
+                if error.errno == errno.EINVAL and vnet_headers[at + 1]:
+                    self._offloads.refused(Offload.TUN_GRO, "EINVAL on a write")
+                    takes_superpackets = False
+                    self._retry_in_segments(batch, i)
+                else:
+                    self._refused(batch, i, error)
+
+    def _retry_in_segments(self, batch: Batch, index: int) -> None:
+        try:
+            self._write_in_segments(batch, index)
+        except OSError as error:
+            self._refused(batch, index, error)
+
+    def _refused(self, batch: Batch, index: int, error: OSError) -> None:
+        if error.errno in _GONE:
+            raise DeviceLostError(f"the device {self._name} is gone: {error.strerror}") from error
+        batch.verdict[index] = Verdict.QUEUE_FULL if error.errno in _NO_ROOM else Verdict.DEVICE_ERROR
+
+    def _write_in_segments(self, batch: Batch, index: int) -> None:
+        """Write the packets of a superpacket one by one, complete as they are on a wire. Raises OSError."""
+        packet, header = batch.packet(index), vnet.parse(batch.vnet_header(index), 0)
+        try:
+            for piece in segment.segments(packet, header, self._segment):
+                os.writev(self._fd, (_NO_VNET_HEADER, piece))
+        except ValueError as error:  # a virtio-net header that makes no sense: what the kernel would have said
+            raise OSError(errno.EBADMSG, str(error)) from error
 
     def watch(self, ready: Callable[[], None]) -> None:
         """By the loop's poll on the descriptor."""
@@ -104,15 +142,32 @@ class TunDevice:
             self._fd = -1
 
 
-def open_tun(name: str, mtu: int) -> TunDevice:
-    """Open the TUN `name`, which must not exist or have nobody attached. Raises TunError."""
+def open_tun(name: str, mtu: int, offloads: Offloads | None = None) -> TunDevice:
+    """Open the TUN `name`, which must not exist or have nobody attached. Raises TunError.
+
+    Of `offloads` (none if not given) those that the kernel does not grant are noted as lacking.
+    """
     try:
         tun = pytun.TunTapDevice(name=name, flags=pytun.IFF_TUN | pytun.IFF_NO_PI | _IFF_VNET_HDR)
     except (OSError, pytun.Error) as error:
         raise TunError(_explain(name, error)) from error
     os.set_inheritable(tun.fileno(), False)  # pytun opens without O_CLOEXEC
     os.set_blocking(tun.fileno(), False)
-    return TunDevice(tun, mtu)
+    offloads = offloads or Offloads.none()
+    _set_offloads(tun.fileno(), offloads)
+    return TunDevice(tun, mtu, offloads)
+
+
+def _set_offloads(fd: int, offloads: Offloads) -> None:
+    """Ask for TSO, then for USO besides: a kernel that lacks the second must not lose us the first."""
+    granted = 0
+    for offload, bits in ((Offload.TUN_TSO, _TUN_F_TSO), (Offload.TUN_USO, _TUN_F_USO)):
+        if offloads.is_on(offload):
+            try:
+                fcntl.ioctl(fd, _TUNSETOFFLOAD, granted | _TUN_F_CSUM | bits)
+                granted |= _TUN_F_CSUM | bits
+            except OSError as error:
+                offloads.lacking(offload, f"the TUN driver does not grant it ({error.strerror})")
 
 
 def _explain(name: str, error: Exception) -> str:

@@ -52,10 +52,11 @@ class Host(Protocol):
     def interface_towards(self, address: Address) -> str | None:
         """The name of the interface that packets to `address` leave by; None if there is no route."""
 
-    def configure_device(self, name: str, addresses: Sequence[Address], mtu: int) -> None:
+    def configure_device(self, name: str, addresses: Sequence[Address], mtu: int, superpacket_limit: int) -> None:
         """Give the TUN `name` its addresses (as /32 and /128), MTU, queue length and mark, and bring it up.
 
-        What is set already stays. Raises HostError.
+        `superpacket_limit` is how long a packet the kernel may hand over for us to cut up, in bytes (gso_max_size). What is
+        set already stays. Raises HostError.
         """
 
     def add_route(self, network: Network, device: str) -> None:

@@ -44,7 +44,7 @@ class MemoryHost:
         best = max(holding, key=lambda route: route.network.prefixlen, default=None)
         return None if best is None else best.device
 
-    def configure_device(self, name: str, addresses: Sequence[Address], mtu: int) -> None:
+    def configure_device(self, name: str, addresses: Sequence[Address], mtu: int, superpacket_limit: int) -> None:
         """Sets the fields of the link `name`, which must be there."""
         link = self._link(name)
         wanted = (*link.addresses, *(ip_interface(address) for address in addresses))

@@ -76,12 +76,14 @@ class NetlinkHost:
             index = next((route.get_attr("RTA_OIF") for route in answer), None)
             return None if index is None else _link_name(netlink, index)
 
-    def configure_device(self, name: str, addresses: Sequence[Address], mtu: int) -> None:
+    def configure_device(self, name: str, addresses: Sequence[Address], mtu: int, superpacket_limit: int) -> None:
         """By one message per property."""
         with _netlink() as netlink:
             index = _link_index(netlink, name)
             with _explained(f"cannot set up the device {name}"):
                 netlink.link("set", index=index, mtu=mtu, txqlen=QUEUE_LENGTH, ifalias=ALIAS)
+                with _ignored(errno.EOPNOTSUPP):  # a wish: longer superpackets cost a second system call, no more
+                    netlink.link("set", index=index, gso_max_size=superpacket_limit)
                 for address in addresses:
                     with _ignored(errno.EEXIST):
                         netlink.addr("add", index=index, address=str(address), prefixlen=address.max_prefixlen)

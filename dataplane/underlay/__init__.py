@@ -2,13 +2,15 @@
 
 Contract (`Underlay`; every implementation passes ``tests/test_underlay_conformance.py``):
 
-* `receive` fills the free slots of the caller's batch and returns; it never blocks and keeps no reference to the batch.
-  `origins` maps the hosts of known VTEPs, in the text form of ``ipaddress``, to their numbers; a datagram from any other
-  host gets the peer UNKNOWN_VTEP.
-* `transmit` sends the datagrams whose verdict is FORWARDED, each to the endpoint of its row (`batch.peer`), in order for
-  each flow, and changes the verdict of one that it cannot send: QUEUE_FULL, TOO_BIG (larger than the path carries in one
-  piece), SEND_ERROR. Trouble with one datagram does not stop the others. Returns how many were sent.
-* `transmit_in_fragments` sends one datagram, in fragments of the outer packet where it must.
+* `receive` fills the free slots of the caller's batch and returns; it never blocks and keeps no reference to the
+  batch. A slot holds one datagram, or several of one origin and one size, the last maybe shorter, which its `stride`
+  tells. `origins` maps the hosts of known VTEPs, in the text form of ``ipaddress``, to their numbers; a datagram from
+  any other host gets the peer UNKNOWN_VTEP.
+* `transmit` sends the trains whose verdict is FORWARDED, each to the endpoint of its row (`peer`), in order for each lane
+  (`flow`), and changes the verdict of one that it cannot send: QUEUE_FULL, TOO_BIG (larger than the path carries in one
+  piece), SEND_ERROR. Trouble with one train does not stop the others. Returns how many were sent.
+* `transmit_in_fragments` sends one train, its datagrams in fragments of the outer packet where it must be.
+* `lanes` and `max_segments` tell whoever lays out trains what they may be.
 * `watch` as for devices.
 """
 
@@ -28,14 +30,22 @@ class Underlay(Protocol):
     def families(self) -> frozenset[int]:
         """Which of 4 and 6 can be reached."""
 
+    @property
+    def lanes(self) -> int:
+        """How many source ports flows can be spread over, at least 1."""
+
+    @property
+    def max_segments(self) -> int:
+        """How many datagrams a train may have; may fall to 1 at run time, and never rises."""
+
     def receive(self, batch: Batch, origins: Mapping[str, int]) -> None:
         """Add what is there to `batch`, until it is full."""
 
     def transmit(self, batch: Batch, endpoints: Sequence[Endpoint]) -> int:
-        """Send the FORWARDED datagrams of `batch`."""
+        """Send the FORWARDED trains of `batch`."""
 
     def transmit_in_fragments(self, batch: Batch, index: int, endpoint: Endpoint) -> None:
-        """Send datagram `index`; its verdict says what became of it."""
+        """Send train `index`; its verdict says what became of it."""
 
     def path_mtu(self, endpoint: Endpoint) -> int:
         """The longest outer IP packet, in bytes, that goes to `endpoint` in one piece, as far as is known now."""

@@ -6,6 +6,10 @@ flows apart (RFC 7348 section 5 asks for an entropy source port); with an empty 
 flannel's udp backend does. All of them send with path MTU discovery, so that a datagram larger than the path comes back as
 EMSGSIZE and the inner sender can be told; one more socket sends without it, for datagrams that may be cut up.
 
+One send takes a whole train (UDP_SEGMENT) and one receive a whole run of datagrams (UDP_GRO). A kernel, or the device
+that a packet leaves by, may refuse the first at run time with EIO or EINVAL; then the refused train and all later
+ones are sent datagram by datagram. EMSGSIZE is no such refusal: it is about the path.
+
 Checksums of the outer UDP header are the kernel's default: always present, over IPv6 mandatory.
 """
 
@@ -14,10 +18,13 @@ import contextlib
 import errno
 import logging
 import socket
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dataplane.batch import Batch
+from dataplane.offload import Offload, Offloads
+from dataplane.outbound import MAX_SEGMENTS
 from dataplane.verdict import Verdict
 from routing.config import Address
 from routing.table import UNKNOWN_VTEP, Endpoint
@@ -28,10 +35,13 @@ BUFFER_BYTES = 7 << 20
 SOURCE_PORTS = 8
 
 _FORWARDED = int(Verdict.FORWARDED)
+_REFUSES_SEGMENTS = frozenset({errno.EIO, errno.EINVAL})
 _NO_ROOM = frozenset({errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM})
 # Linux numbers that the socket module lacks (include/uapi/linux/in.h, in6.h, asm-generic/socket.h).
 _IP_MTU_DISCOVER, _IP_MTU, _IPV6_MTU_DISCOVER, _IPV6_MTU = 10, 14, 23, 24
 _PMTUDISC_DONT, _PMTUDISC_DO = 0, 2
+_UDP_SEGMENT, _UDP_GRO = 103, 104
+_GRO_ANCILLARY_BYTES = socket.CMSG_SPACE(4)
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 
 
@@ -60,8 +70,9 @@ class _Family:
 class UdpUnderlay:
     """An `Underlay` on kernel sockets. Made by `open_udp`."""
 
-    def __init__(self, families: Mapping[int, _Family]) -> None:
+    def __init__(self, families: Mapping[int, _Family], offloads: Offloads | None = None) -> None:
         self._families = dict(families)
+        self._offloads = offloads or Offloads.none()
         self._watching = False
         self.last_errors: dict[str, int] = {}
         """How often sending failed, by the error's name; for status and logs."""
@@ -71,22 +82,34 @@ class UdpUnderlay:
         """Those that sockets were opened for."""
         return frozenset(self._families)
 
+    @property
+    def lanes(self) -> int:
+        """The size of the pool."""
+        return max(len(family.senders) for family in self._families.values())
+
+    @property
+    def max_segments(self) -> int:
+        """Many, as long as UDP_SEGMENT is on."""
+        return MAX_SEGMENTS if self._offloads.is_on(Offload.UDP_SEGMENT) else 1
+
     def receive(self, batch: Batch, origins: Mapping[str, int]) -> None:
-        """One recvfrom_into a datagram, the families in turn."""
+        """One recvmsg_into a run of datagrams, the families in turn."""
         slots = batch.slots
+        ancillary = _GRO_ANCILLARY_BYTES if self._offloads.is_on(Offload.UDP_GRO) else 0
         for family in self._families.values():
-            receive = family.receiver.recvfrom_into
+            receive = family.receiver.recvmsg_into
             while not batch.is_full:
                 try:
-                    length, source = receive(slots[batch.count])
+                    length, told, _, source = receive((slots[batch.count],), ancillary)
                 except OSError:
                     break  # nothing left, or a pending error that concerns a datagram sent before
-                batch.add(length, origins.get(source[0], UNKNOWN_VTEP))
+                stride = int.from_bytes(told[0][2], sys.byteorder) if told else 0
+                batch.add(length, origins.get(source[0], UNKNOWN_VTEP), stride)
 
     def transmit(self, batch: Batch, endpoints: Sequence[Endpoint]) -> int:
-        """One sendto a datagram."""
+        """One sendmsg a train."""
         data, offset, length, verdict = batch.data, batch.offset, batch.length, batch.verdict
-        peer, flow = batch.peer, batch.flow
+        peer, flow, stride = batch.peer, batch.flow, batch.stride
         ipv4 = self._families[4].senders if 4 in self._families else []
         ipv6 = self._families[6].senders if 6 in self._families else []
         sent = 0
@@ -95,22 +118,40 @@ class UdpUnderlay:
                 continue
             endpoint = endpoints[peer[i]]
             senders = ipv4 if len(endpoint) == 2 else ipv6
-            start = offset[i]
+            sender = senders[flow[i] % len(senders)]
+            start, size = offset[i], stride[i]
             try:
-                senders[flow[i] % len(senders)].sendto(data[start : start + length[i]], endpoint)
+                if size == length[i]:
+                    sender.sendto(data[start : start + size], endpoint)
+                else:
+                    segments = ((socket.IPPROTO_UDP, _UDP_SEGMENT, size.to_bytes(2, sys.byteorder)),)
+                    sender.sendmsg((data[start : start + length[i]],), segments, 0, endpoint)
                 sent += 1
             except OSError as error:
-                verdict[i] = self._refused(error)
+                if error.errno in _REFUSES_SEGMENTS and size != length[i]:
+                    verdict[i] = self._send_singly(sender, batch, i, endpoint)
+                    sent += verdict[i] == _FORWARDED
+                    if verdict[i] != Verdict.TOO_BIG:  # older kernels say EINVAL where EMSGSIZE is meant
+                        self._offloads.refused(Offload.UDP_SEGMENT, f"{errno.errorcode[error.errno]} on a send")
+                else:
+                    verdict[i] = self._refused(error)
         return sent
 
     def transmit_in_fragments(self, batch: Batch, index: int, endpoint: Endpoint) -> None:
         """Through the socket that leaves DF off, or over IPv6 lets the kernel fragment at the source."""
         sender = self._families[4 if len(endpoint) == 2 else 6].fragmenting
-        try:
-            sender.sendto(batch.packet(index), endpoint)
-            batch.verdict[index] = Verdict.FORWARDED
-        except OSError as error:
-            batch.verdict[index] = self._refused(error)
+        batch.verdict[index] = self._send_singly(sender, batch, index, endpoint)
+
+    def _send_singly(self, sender: socket.socket, batch: Batch, index: int, endpoint: Endpoint) -> int:
+        """Send a train datagram by datagram; the verdict of the last refusal, or FORWARDED."""
+        train, size = batch.packet(index), max(batch.stride[index], 1)
+        verdict = _FORWARDED
+        for at in range(0, max(len(train), 1), size):
+            try:
+                sender.sendto(train[at : at + size], endpoint)
+            except OSError as error:
+                verdict = self._refused(error)
+        return verdict
 
     def _refused(self, error: OSError) -> int:
         if error.errno == errno.EMSGSIZE:
@@ -151,10 +192,13 @@ class UdpUnderlay:
                 one.close()
 
 
-def open_udp(addresses: Sequence[Address], port: int, source_ports: int = SOURCE_PORTS) -> UdpUnderlay:
+def open_udp(
+    addresses: Sequence[Address], port: int, source_ports: int = SOURCE_PORTS, offloads: Offloads | None = None
+) -> UdpUnderlay:
     """Sockets on `port` of each of `addresses` (at most one of each family).
 
-    `source_ports` is the size of the pool for sending; 0 sends from `port`. A family that fails is logged and left out;
+    `source_ports` is the size of the pool for sending; 0 sends from `port`. Of `offloads` (none if not given) those that
+    the kernel does not have are noted as lacking. A family that fails is logged and left out;
     raises UnderlayError if all do.
     """
     families: dict[int, _Family] = {}
@@ -168,7 +212,27 @@ def open_udp(addresses: Sequence[Address], port: int, source_ports: int = SOURCE
         raise failures[0] if failures else UnderlayError("no address to bind to")
     for failure in failures:
         log.error("one family is left out of the underlay: %s", failure)
-    return UdpUnderlay(families)
+    offloads = offloads or Offloads.none()
+    for family in families.values():
+        _probe(family, offloads)
+    return UdpUnderlay(families, offloads)
+
+
+def _probe(family: _Family, offloads: Offloads) -> None:
+    """Turn UDP_GRO on where it is wanted, and ask whether there is UDP_SEGMENT."""
+    if offloads.is_on(Offload.UDP_SEGMENT):
+        try:
+            family.senders[0].getsockopt(socket.IPPROTO_UDP, _UDP_SEGMENT)
+        except OSError as error:
+            offloads.lacking(Offload.UDP_SEGMENT, f"the kernel does not have it ({error.strerror})")
+    if offloads.is_on(Offload.UDP_GRO):
+        try:
+            family.receiver.setsockopt(socket.IPPROTO_UDP, _UDP_GRO, 1)
+            # Before Linux 5.12 it cannot be read back, and is not to be trusted (wireguard-go, commit c92064f).
+            if not family.receiver.getsockopt(socket.IPPROTO_UDP, _UDP_GRO):
+                raise OSError(errno.EOPNOTSUPP, "it does not stay on")
+        except OSError as error:
+            offloads.lacking(Offload.UDP_GRO, f"the kernel does not have it ({error.strerror})")
 
 
 def _open_family(address: Address, port: int, source_ports: int) -> _Family:
