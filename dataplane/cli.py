@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import random
+import re
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -19,23 +20,24 @@ from typing import Any, TypeVar
 import click
 
 from dataplane import commandline, footprint
-from dataplane.control import ControlError, ask
+from dataplane.control import ControlError, RunLock, ask
 from dataplane.device.tun import TunError
 from dataplane.host import HostError
-from dataplane.host.external import Choice
-from dataplane.node import Node, NodeError, Settings
+from dataplane.host.external import Choice, choose
+from dataplane.node import Node, NodeError, Settings, unless_stopped
 from dataplane.offload import MEANING as MEANING_OF_OFFLOAD
 from dataplane.offload import Offload
 from dataplane.underlay.udp import SOURCE_PORTS
 from dataplane.verdict import MEANING, Verdict
 from encap import vxlan
 from routing.allocator import NoFreeSubnetError, Subnets
-from routing.config import BACKEND_VXLAN, ConfigError, NetworkConfig, parse_config
-from routing.lease import LeaseError, parse_mac
+from routing.config import BACKEND_VXLAN, ConfigError, NetworkConfig, parse_config, require_host_address, strict_text
+from routing.lease import parse_mac, require_unicast_mac
 from routing.route import BACKEND_OF_FRAMING, FRAMING_IP, FRAMING_VXLAN
 from routing.stores import StoreError, SubnetStore
 from routing.stores.local import LocalStore
 from routing.stores.static import Peer, StaticStore, parse_peer
+from routing.subnetfile import DEFAULT_PATH as DEFAULT_SUBNET_FILE
 
 log = logging.getLogger(__name__)
 
@@ -61,12 +63,41 @@ class _Parsed(click.ParamType[Any]):
             self.fail(str(error), param, ctx)
 
 
-_IPV4 = _Parsed("ipv4", IPv4Address)
-_IPV6 = _Parsed("ipv6", IPv6Address)
+def _public(kind: Callable[[str], IPv4Address | IPv6Address]) -> Callable[[str], IPv4Address | IPv6Address]:
+    """Parse an address that a lease may publish."""
+
+    def parse(text: str) -> IPv4Address | IPv6Address:
+        return require_host_address(kind(strict_text(text)))
+
+    return parse
+
+
+def _device_name(text: str) -> str:
+    if not re.fullmatch(r"[^/\s]{1,15}", text) or text in {".", ".."} or len(os.fsencode(text)) > 15:
+        raise ValueError(f"{text!r} cannot name an interface: at most 15 bytes, no space and no slash")
+    return text
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"{text!r} is not a regular expression: {error}") from None
+    return text
+
+
+def _vtep_mac(text: str) -> bytes:
+    return require_unicast_mac(parse_mac(text))
+
+
+_IPV4 = _Parsed("ipv4", _public(IPv4Address))
+_IPV6 = _Parsed("ipv6", _public(IPv6Address))
 _ADDRESS = _Parsed("address", ip_address)
 _IPV4_NETWORK = _Parsed("ipv4-network", IPv4Network)
 _IPV6_NETWORK = _Parsed("ipv6-network", IPv6Network)
-_MAC = _Parsed("mac", parse_mac)
+_MAC = _Parsed("mac", _vtep_mac)
+_DEVICE = _Parsed("name", _device_name)
+_REGEX = _Parsed("regex", _pattern)
 _PEER = _Parsed("peer", parse_peer)
 _RUN_DIR = click.option(
     "--run-dir", type=click.Path(path_type=Path), default=_DEFAULT_RUN_DIR, show_default=True,
@@ -134,11 +165,13 @@ def _offload_options(command: _Command) -> _Command:
 )
 @click.option("--vtep-mac", type=_MAC, metavar="MAC", help="This node's VTEP MAC.  [default: from its address]")
 @click.option("--iface", multiple=True, metavar="NAME|ADDRESS", help="External interface; the first that exists.")
-@click.option("--iface-regex", multiple=True, metavar="REGEX", help="The same by pattern: addresses, then names.")
+@click.option(
+    "--iface-regex", type=_REGEX, multiple=True, metavar="REGEX", help="The same by pattern: addresses, then names."
+)
 @click.option("--iface-can-reach", type=_ADDRESS, metavar="ADDRESS", help="The same by the route to ADDRESS.")
 @click.option("--public-ip", type=_IPV4, metavar="ADDRESS", help="IPv4 address that the lease publishes.")
 @click.option("--public-ipv6", type=_IPV6, metavar="ADDRESS", help="IPv6 address that the lease publishes.")
-@click.option("--device", default="", metavar="NAME", help="TUN device.  [default: flannel.VNI, or flannel0]")
+@click.option("--device", type=_DEVICE, metavar="NAME", help="TUN device.  [default: flannel.VNI, or flannel0]")
 @click.option(
     "--source-ports",
     type=click.IntRange(0, 256),
@@ -156,9 +189,8 @@ def _offload_options(command: _Command) -> _Command:
 @click.option(
     "--subnet-file",
     type=click.Path(path_type=Path),
-    default="/run/flannel/subnet.env",
-    show_default=True,
-    help="Where CNI plugins look for this node's subnet.",
+    help="Where CNI plugins look for this node's subnet.  [default: /run/flannel/subnet.env; with another --run-dir "
+    "subnet.env in there]",
 )
 @click.option(
     "--subnet-lease-renew-margin",
@@ -185,9 +217,21 @@ def cli(ctx: click.Context, /, **options: Any) -> None:
       pyflannel-dp --store static --network 10.244.0.0/16 --subnet 10.244.1.0/24 \\
                    --peer 10.244.2.0/24=192.0.2.2
     """  # noqa: D301 - \b is a character that Click wants to see
-    if ctx.invoked_subcommand is None:
+    if ctx.invoked_subcommand is not None:
+        _refuse_options_before_a_command(ctx)
+    else:
         given = _Options(**options)
         _run(_node(given), verbosity=given.v)
+
+
+def _refuse_options_before_a_command(ctx: click.Context) -> None:
+    """They are the node's; before a command they would be ignored, and `cleanup` would look at the wrong folder."""
+    for option in cli.params:
+        if option.name and ctx.get_parameter_source(option.name) is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(
+                f"{option.opts[0]} stands before the command {ctx.invoked_subcommand}, where it is an option of the node; "
+                f"options of the command stand behind it"
+            )
 
 
 @cli.command()
@@ -206,25 +250,20 @@ def cleanup(run_dir: Path) -> None:
 
     The lease stays in the store, where it ends by itself.
     """
-    from dataplane.control import SOCKET_NAME  # noqa: PLC0415 - with the next import: only this command needs them
-    from dataplane.host.netlink import NetlinkHost  # noqa: PLC0415
+    from dataplane.host.netlink import NetlinkHost  # noqa: PLC0415 - only this command and the node need it
 
+    lock = RunLock(run_dir) if run_dir.is_dir() else None
     try:
-        running = ask(run_dir, "status")
-    except ControlError:
-        running = None
-    if running is not None:
-        raise NodeError(f"a node is running here (process {running.get('pid')}): stop it first")
-    try:
+        if lock is not None:
+            lock.take()
         removed = NetlinkHost().remove_ours() + footprint.remove(run_dir)
-        leftover = run_dir / SOCKET_NAME
-        if leftover.is_socket():
-            leftover.unlink()
-            removed.append(str(leftover))
-        if run_dir.is_dir() and not any(run_dir.iterdir()):
-            run_dir.rmdir()
+        if lock is not None:
+            removed += footprint.remove_run_dir(run_dir)
     except OSError as error:
         raise NodeError(f"cannot clean up: {error}") from None
+    finally:
+        if lock is not None:
+            lock.release()
     click.echo("\n".join(f"removed {one}" for one in removed) or "nothing of ours is here")
 
 
@@ -265,7 +304,7 @@ class _Options:
     iface_can_reach: IPv4Address | IPv6Address | None
     public_ip: IPv4Address | None
     public_ipv6: IPv6Address | None
-    device: str
+    device: str | None
     source_ports: int
     tun_tso: bool
     tun_uso: bool
@@ -273,7 +312,7 @@ class _Options:
     udp_gro: bool
     tun_gro: bool
     check_sources: bool
-    subnet_file: Path
+    subnet_file: Path | None
     subnet_lease_renew_margin: int
     run_dir: Path
     v: int
@@ -282,16 +321,20 @@ class _Options:
         """The part that is the node's."""
         return Settings(
             choice=Choice(self.iface, self.iface_regex, self.iface_can_reach, self.public_ip, self.public_ipv6),
-            device=self.device,
+            device=self.device or "",
             vtep_mac=self.vtep_mac,
             check_sources=self.check_sources,
             source_ports=self.source_ports,
             offloads_off=frozenset(one for one in Offload if not getattr(self, one.replace("-", "_"))),
             ipv6_underlay=any(peer.address.version == 6 for peer in self.peer),
             renew_margin=60.0 * self.subnet_lease_renew_margin,
-            subnet_file=self.subnet_file,
+            subnet_file=self.subnet_file or self._default_subnet_file(),
             run_dir=self.run_dir,
         )
+
+    def _default_subnet_file(self) -> Path:
+        """Flannel's place for the node of this host; a node with a run folder of its own has its file there."""
+        return DEFAULT_SUBNET_FILE if str(self.run_dir) == _DEFAULT_RUN_DIR else self.run_dir / "subnet.env"
 
     def config_text(self) -> str | None:
         """The network configuration that the options ask for, as JSON; None if they ask for none."""
@@ -320,14 +363,15 @@ class _Options:
 async def _node(options: _Options) -> None:
     from dataplane.host.netlink import NetlinkHost  # noqa: PLC0415 - status and demo do without pyroute2
 
-    store = await _store(options)
-    node = Node(options.settings(), store, NetlinkHost())
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     _warn_of_unknown_environment()
-    await node.run(stop)
+    host = NetlinkHost()
+    await asyncio.to_thread(choose, host, options.settings().choice)  # before anything is written for others to read
+    store = await unless_stopped(stop, asyncio.ensure_future(_store(options)))
+    if store is not None:
+        await Node(options.settings(), store, host).run(stop)
     log.info("stopped")
 
 
@@ -415,8 +459,9 @@ def _render_status(answer: dict[str, Any]) -> str:
     lines = [
         f"node      process {answer['pid']}, up {answer['uptime_seconds']:.0f} s, version {answer['version']}",
         f"lease     {subnets}" + (f", VTEP {lease['vtep_mac']}" if lease["vtep_mac"] else ""),
-        f"device    {device['name']}, MTU {device['mtu']}, queue drops {device['queue_drops']}",
+        f"device    {device['name']}, MTU {device['mtu']}",
         f"underlay  {external['interface']} ({addresses}), {framing}, UDP port {answer['port']}",
+        f"drops     {device['queue_drops']} in the device's queue, {answer['socket_drops']} in the sockets",
         "offloads  " + ", ".join(f"{name} {state}" for name, state in answer["offloads"].items()),
         f"peers     {len(answer['peers'])}",
     ]
@@ -455,7 +500,7 @@ def main(arguments: list[str] | None = None) -> None:
     except _FAILURES as error:
         click.echo(f"pyflannel-dp: {error}", err=True)
         sys.exit(1)
-    except LeaseError as error:
+    except OSError as error:  # of standard output: a full disk, a closed pipe
         click.echo(f"pyflannel-dp: {error}", err=True)
         sys.exit(1)
 

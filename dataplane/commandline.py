@@ -21,7 +21,7 @@ def normalize(arguments: Sequence[str], options: Collection[str], booleans: Mapp
         if argument == "--":
             return [*out, argument, *rest]
         name, equals, value = argument.lstrip("-").partition("=")
-        if argument.startswith("-") and name in options and (len(name) > 1 or argument.startswith("--")):
+        if argument.startswith("-") and name in options:
             if name in booleans and equals and value.lower() in _TRUTH:
                 wanted = name if _TRUTH[value.lower()] else booleans[name]
                 out += [f"--{wanted}"] if wanted else []

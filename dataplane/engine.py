@@ -89,6 +89,8 @@ class Engine:
         self._now = now
         self._budget = budget
         self._icmp_limit = TokenBucket(ICMP_PER_SECOND, ICMP_BURST)
+        self._mtu_limit = TokenBucket(ICMP_PER_SECOND, ICMP_BURST)
+        """For TOO_BIG alone, as Linux exempts it: a flood of other errors must not hide the path's MTU."""
         self._offloads = offloads or Offloads()
         self._coalescer = Coalescer()
         self._out_batch = Batch(BATCH_CAPACITY)
@@ -190,16 +192,23 @@ class Engine:
             self.inbound.count(pieces)
 
     def _answer_to_device(self, batch: Batch, verdict: Verdict, kind: icmp.ErrorKind) -> None:
-        for index in batch.indices(verdict):
-            if not self._inject(self._icmp_error(batch.packet(index), kind)):
-                break
+        self._answer(batch, verdict, kind, self._inject)
 
     def _answer_through_tunnel(self, pieces: Batch) -> None:
-        for index in pieces.indices(Verdict.TTL_EXPIRED):
-            error = self._icmp_error(pieces.packet(index), icmp.TIME_EXCEEDED)
-            if error is None:
-                break
-            self._originate(error)
+        self._answer(pieces, Verdict.TTL_EXPIRED, icmp.TIME_EXCEEDED, self._originate)
+
+    def _answer(self, batch: Batch, verdict: Verdict, kind: icmp.ErrorKind, send: Callable[[bytes], None]) -> None:
+        """Send an ICMP error of `kind` about each packet with `verdict`, as far as the limit goes."""
+        indices = batch.indices(verdict)
+        for done, index in enumerate(indices):
+            packet = batch.packet(index)
+            source = self._own_address(packet[0] >> 4)
+            if source is None or not icmp.may_answer(packet):
+                continue
+            if not self._icmp_limit.take(self._now()):
+                self.icmp_suppressed += len(indices) - done
+                return
+            send(icmp.error(kind, packet, source))
 
     def _too_big(self, batch: Batch, index: int, table: Table) -> None:
         """A packet whose datagrams the path does not take whole: tell the inner sender, or send them in fragments.
@@ -215,9 +224,20 @@ class Engine:
         if _may_be_fragmented(packet) or length <= path_mtu_floor(family):
             self._send_in_fragments(batch, index, table)
             return
+        source = self._own_address(family)
+        if source is None or not icmp.may_answer(packet):
+            return
+        if not self._mtu_limit.take(self._now()):
+            self.icmp_suppressed += 1
+            return
         overhead_length = overhead(table.header_length, 4 if len(endpoint) == 2 else 6)
-        mtu = path_mtu_to_report(self._underlay.path_mtu(endpoint), overhead_length, family)
-        self._inject(self._icmp_error(packet, icmp.TOO_BIG, mtu))
+        try:
+            path_mtu = self._underlay.path_mtu(endpoint)
+        except OSError as error:  # no descriptor left, no route any more: the sender will try again
+            log.warning("cannot tell the path MTU to %s: %s", endpoint[0], error)
+            return
+        mtu = path_mtu_to_report(path_mtu, overhead_length, family)
+        self._inject(icmp.error(icmp.TOO_BIG, packet, source, mtu))
 
     def _send_in_fragments(self, batch: Batch, index: int, table: Table) -> None:
         """Lay packet `index` out once more, by itself, and send its trains in fragments."""
@@ -236,35 +256,21 @@ class Engine:
                     verdict = layout.trains.verdict[train]
         batch.verdict[index] = verdict
 
-    def _icmp_error(self, packet: Octets, kind: icmp.ErrorKind, mtu: int = 0) -> bytes | None:
-        """The error to send about `packet`: empty if it may not be answered, None if the limit is reached."""
-        source = self._own_address(packet[0] >> 4)
-        if source is None or not icmp.may_answer(packet):
-            return b""
-        if not self._icmp_limit.take(self._now()):
-            self.icmp_suppressed += 1
-            return None
-        return icmp.error(kind, packet, source, mtu)
-
     def _own_address(self, family: int) -> IPv4Address | IPv6Address | None:
         """The node's address in the overlay: the first of its subnet, which is the device's."""
         identity = self.table.identity
         subnet = identity.subnet if family == 4 else identity.ipv6_subnet
         return subnet.network_address if subnet is not None else None
 
-    def _inject(self, error: bytes | None) -> bool:
-        """Hand an ICMP error to the device's host; False if the limit is reached."""
-        if error:
-            own = self._hold(error)
-            own.verdict[0] = Verdict.FORWARDED
-            self._device.transmit(own)
-            self.icmp_sent += own.verdict[0] == Verdict.FORWARDED
-        return error is not None
+    def _inject(self, error: bytes) -> None:
+        """Hand an ICMP error to the device's host."""
+        own = self._hold(error)
+        own.verdict[0] = Verdict.FORWARDED
+        self._device.transmit(own)
+        self.icmp_sent += own.verdict[0] == Verdict.FORWARDED
 
     def _originate(self, error: bytes) -> None:
         """Send an ICMP error of our own through the tunnel."""
-        if not error:
-            return
         own, layout = self._hold(error), self._own_layout
         if judge_batch(own, self.table):
             layout.start(self._underlay.lanes, 1)

@@ -7,6 +7,7 @@ with other content is somebody else's by now and stays.
 import json
 from pathlib import Path
 
+from dataplane.control import LOCK_NAME, SOCKET_NAME
 from routing.durable import write_whole
 
 STATE_NAME = "state.json"
@@ -34,3 +35,16 @@ def remove(run_dir: Path) -> list[str]:
         removed.append(str(subnet_file))
     state.unlink()
     return [*removed, str(state)]
+
+
+def remove_run_dir(run_dir: Path) -> list[str]:
+    """Remove what else is ours in the run folder, and the folder if nothing is left; the caller holds its lock."""
+    removed = []
+    for name in (SOCKET_NAME, LOCK_NAME):
+        path = run_dir / name
+        if path.exists() or path.is_socket():
+            path.unlink()
+            removed.append(str(path))
+    if not any(run_dir.iterdir()):
+        run_dir.rmdir()
+    return [one for one in removed if not one.endswith(LOCK_NAME)]

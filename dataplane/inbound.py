@@ -30,7 +30,6 @@ from encap.fields import (
 from encap.ip import check, decrement_ttl, partial_checksum, stated_length, ttl
 from encap.vnet import FLAG_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, VNET_LENGTH
 from encap.vnet import store as store_vnet
-from encap.vxlan import MINIMUM_ETHERNET_PAYLOAD
 from encap.vxlan import check as check_vxlan
 from routing.table import Table
 
@@ -46,7 +45,8 @@ _NOT_FOR_US = int(Verdict.NOT_FOR_US)
 def strip(data: Octets, at: int, length: int, table: Table) -> int:
     """The length of the inner packet of the datagram data[at:at + length], or minus its verdict.
 
-    The packet starts `table.header_length` bytes behind `at`. Ethernet padding behind a short packet is cut off.
+    The packet starts `table.header_length` bytes behind `at`. Padding behind the packet is cut off, as
+    Linux does (pskb_trim_rcsum): it belongs to the Ethernet frame.
     """
     if table.is_vxlan:
         fault = check_vxlan(data, at, length, table.vni, table.mac_a, table.mac_b)
@@ -54,8 +54,7 @@ def strip(data: Octets, at: int, length: int, table: Table) -> int:
             return -fault
         at += table.header_length
         length -= table.header_length
-        if length <= MINIMUM_ETHERNET_PAYLOAD:
-            length = min(length, stated_length(data, at, length))
+        length = min(length, stated_length(data, at, length))
     fault = check(data, at, length)
     return -fault if fault else length
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import routing.table
 from dataplane import footprint
@@ -27,7 +27,7 @@ from dataplane.control import ControlServer
 from dataplane.device import Device
 from dataplane.device.tun import open_tun
 from dataplane.engine import Direction, Engine
-from dataplane.host import Host, HostError
+from dataplane.host import ALIAS, Host, HostError
 from dataplane.host.external import Choice, External, choose
 from dataplane.offload import Offload, Offloads
 from dataplane.underlay import Underlay
@@ -37,7 +37,7 @@ from encap.overhead import MINIMUM_IPV4_MTU, MINIMUM_IPV6_MTU, overhead, superpa
 from encap.pure import is_compiled
 from encap.vxlan import HEADER_LENGTH
 from routing import route, subnetfile
-from routing.config import BACKEND_UDP, BACKEND_VXLAN, Address, NetworkConfig
+from routing.config import BACKEND_UDP, BACKEND_VXLAN, Address, NetworkConfig, Pool
 from routing.lease import Lease, LeaseAttributes, VtepData, derive_vtep_mac, format_mac
 from routing.leaseset import LeaseSet
 from routing.route import FRAMING_IP, FRAMING_VXLAN
@@ -45,8 +45,13 @@ from routing.stores import LeaseLostError, StoreError, SubnetStore
 from routing.table import Identity, Table
 
 log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 _RETRY_SECONDS = 5.0
+_CHECK_SECONDS = 5.0
+_LONGEST_IP_PACKET = 65535
+_LONGEST_SLEEP_SECONDS = 60.0
+_LONGEST_INTERFACE_NAME = 15  # IFNAMSIZ, less the final zero
 _FRAMING_OF_BACKEND = {BACKEND_VXLAN: FRAMING_VXLAN, BACKEND_UDP: FRAMING_IP}
 
 
@@ -104,9 +109,11 @@ class Node:
         self._failure = asyncio.get_running_loop().create_future()
         async with contextlib.AsyncExitStack() as undo:
             try:
-                leases = await self._start(undo)
-                ready()
-                await self._serve(stop, leases)
+                starting = asyncio.ensure_future(self._start(undo))
+                leases = await unless_stopped(stop, starting)
+                if leases is not None:
+                    ready()
+                    await self._serve(stop, leases)
             except (UnderlayError, OSError) as error:
                 raise NodeError(str(error)) from error
 
@@ -114,6 +121,8 @@ class Node:
         state = self._state
         state.external = await asyncio.to_thread(choose, self._host, self._settings.choice)
         state.config = await self._store.config()
+        state.device_name = self._device_name()
+        await self._require_device_name_free()
         for warning in state.config.warnings:
             log.warning("%s", warning)
         control = ControlServer(self._settings.run_dir, self.status)
@@ -129,7 +138,9 @@ class Node:
         state.peers = LeaseSet(state.lease.key)
         leases = self._store.watch()
         undo.push_async_callback(_close_iterator, leases)
-        state.peers.replace(await anext(leases))
+        first = await anext(leases)
+        self._require_own_lease(first)
+        state.peers.replace(first)
         state.table = self._table()
         await self._open_engine(undo)
         await self._announce()
@@ -204,45 +215,96 @@ class Node:
 
     async def _open_engine(self, undo: contextlib.AsyncExitStack) -> None:
         state = self._state
-        vxlan = state.framing == FRAMING_VXLAN
-        name = self._settings.device or (f"flannel.{state.config.backend.vni}" if vxlan else "flannel0")
-        state.device = self._open_device(name, state.mtu, state.offloads)
+        state.device = self._open_device(state.device_name, state.mtu, state.offloads)
         undo.callback(state.device.close)
         await self._set_up_families(state.device.name)
         state.engine = Engine(state.device, state.underlay, state.table, offloads=state.offloads, failed=self._fail)
         undo.callback(state.engine.stop)
         state.engine.start()
 
+    def _device_name(self) -> str:
+        """As chosen, else flannel's name. Raises NodeError if that is too long for an interface."""
+        state = self._state
+        default = f"flannel.{state.config.backend.vni}" if state.framing == FRAMING_VXLAN else "flannel0"
+        name = self._settings.device or default
+        if len(name) > _LONGEST_INTERFACE_NAME:
+            raise NodeError(f"{name} is too long for an interface: name the device with --device")
+        return name
+
+    async def _require_device_name_free(self) -> None:
+        """We take over a device that carries our mark, and nobody else's."""
+        name = self._state.device_name
+        for interface in await asyncio.to_thread(self._host.interfaces):
+            if interface.name == name and interface.alias != ALIAS:
+                raise NodeError(
+                    f"an interface {name} exists already and is not ours (see: ip -d link show {name}); remove it, or "
+                    "choose another name with --device"
+                )
+
     async def _set_up_families(self, device: str) -> None:
         """Addresses and routes, family by family. Raises HostError if none works."""
-        failures: list[HostError] = []
-        pools = self._state.config.pools
-        limit = superpacket_limit(self._state.mtu, self._state.table.header_length)
-        for pool in pools:
-            subnet = self._state.lease.subnet if pool.network.version == 4 else self._state.lease.ipv6_subnet
-            assert subnet is not None
+        state = self._state
+        failures: dict[int, HostError] = {}
+        for pool in state.config.pools:
             try:
-                await asyncio.to_thread(
-                    self._host.configure_device, device, [subnet.network_address], self._state.mtu, limit
-                )
-                await asyncio.to_thread(self._host.add_route, pool.network, device)
+                await asyncio.to_thread(self._set_up_family, device, pool)
             except HostError as error:
-                failures.append(error)
-                if len(failures) == len(pools):
-                    raise failures[0] from None
-        for failure in failures:
+                failures[pool.network.version] = error
+        if len(failures) == len(state.config.pools):
+            raise next(iter(failures.values()))
+        for failure in failures.values():
             log.error("one family is left out: %s", failure)
-        self._state.failures = [str(failure) for failure in failures]
+        state.failures = {family: str(failure) for family, failure in failures.items()}
+
+    def _set_up_family(self, device: str, pool: Pool) -> None:
+        """The address and the route of one family; blocks. What is there already stays."""
+        state = self._state
+        subnet = state.lease.subnet if pool.network.version == 4 else state.lease.ipv6_subnet
+        assert subnet is not None
+        limit = superpacket_limit(state.mtu, state.table.header_length)
+        self._host.configure_device(device, [subnet.network_address], state.mtu, limit)
+        self._host.add_route(pool.network, device)
+
+    async def _keep_host(self) -> None:
+        """Put our device and routes back where somebody took them down: without its route the overlay's traffic would
+        leave by the default route, in the clear."""
+        state = self._state
+        pools = [pool for pool in state.config.pools if pool.network.version not in state.failures]
+        while True:
+            await self._sleep(_CHECK_SECONDS)
+            try:
+                if not await asyncio.to_thread(self._host_is_as_we_left_it, pools):
+                    log.warning("the device %s or its routes were changed; setting them up again", state.device_name)
+                    for pool in pools:
+                        await asyncio.to_thread(self._set_up_family, state.device_name, pool)
+                state.trouble = None
+            except HostError as error:
+                if state.trouble is None:
+                    log.error("%s", error)
+                state.trouble = str(error)
+
+    def _host_is_as_we_left_it(self, pools: Sequence[Pool]) -> bool:
+        wanted = {(pool.network, self._state.device_name) for pool in pools}
+        device = next((one for one in self._host.interfaces() if one.name == self._state.device_name), None)
+        return device is None or (device.is_up and wanted <= set(self._host.routes()))
 
     async def _announce(self) -> None:
         """Write subnet.env, after noting that we are about to."""
         state = self._state
-        networks = {pool.network.version: pool.network for pool in state.config.pools}
+        networks = {
+            pool.network.version: pool.network for pool in state.config.pools if pool.network.version not in state.failures
+        }
         content = subnetfile.SubnetFile(
             networks.get(4), state.lease.subnet, networks.get(6), state.lease.ipv6_subnet, state.mtu
         )
-        footprint.note(self._settings.run_dir, self._settings.subnet_file, content.render())
-        await asyncio.to_thread(subnetfile.write, self._settings.subnet_file, content)
+        path = self._settings.subnet_file
+        try:
+            footprint.note(self._settings.run_dir, path, content.render())
+            await asyncio.to_thread(subnetfile.write, path, content)
+        except OSError as error:
+            raise NodeError(
+                f"cannot write the subnet file {path} (or the note of it in the run folder): {error}"
+            ) from error
         log.info(
             "ready: %s on %s, MTU %d = %d of %s less the overhead, %d peers",
             state.device.name, state.external.name, state.mtu, state.config.backend.mtu or state.external.mtu,
@@ -256,6 +318,7 @@ class Node:
             asyncio.ensure_future(stop.wait()),
             asyncio.ensure_future(self._follow(leases)),
             asyncio.ensure_future(self._renew()),
+            asyncio.ensure_future(self._keep_host()),
             self._failure,
         ]
         try:
@@ -275,10 +338,16 @@ class Node:
         """Swap in a new table after each change in the store."""
         state = self._state
         async for snapshot in leases:
-            if state.lease.expiration is not None and all(lease.key != state.lease.key for lease in snapshot):
-                raise LeaseLostError(f"the lease {state.lease.key} is gone from the store")
+            self._require_own_lease(snapshot)
             changes = state.peers.replace(snapshot)
             if changes:
+                for verb, leases_of in (
+                    ("added", changes.added),
+                    ("removed", changes.removed),
+                    ("changed", changes.changed),
+                ):
+                    for lease in leases_of:
+                        log.debug("peer %s: %s at %s", verb, lease.key, lease.attributes.public_ip)
                 state.table = self._table()
                 state.engine.table = state.table
                 log.info(
@@ -286,11 +355,24 @@ class Node:
                     len(changes.added), len(changes.removed), len(changes.changed), len(state.table.routes),
                 )  # fmt: skip
 
+    def _require_own_lease(self, snapshot: Sequence[Lease]) -> None:
+        """Raises LeaseLostError if the store does not hold our lease for us: two nodes must not announce one subnet."""
+        own = self._state.lease
+        found = next((lease for lease in snapshot if lease.key == own.key), None)
+        if found is None:
+            raise LeaseLostError(f"the lease {own.key} is gone from the store, or has ended")
+        if not found.held_by(own.attributes):
+            owner = found.attributes.public_ip or found.attributes.public_ipv6
+            raise LeaseLostError(f"the lease {own.key} belongs to {owner} now")
+
     async def _renew(self) -> None:
         """Renew the lease `renew_margin` before its end; while the store fails, again every few seconds."""
         state = self._state
         while state.lease.expiration is not None:
-            await self._sleep(max(state.lease.expiration - self._settings.renew_margin - self._now(), 1.0))
+            remaining = state.lease.expiration - self._settings.renew_margin - self._now()
+            if remaining > 0:
+                await self._sleep(min(remaining, _LONGEST_SLEEP_SECONDS))  # in parts: the wall clock may be set meanwhile
+                continue
             try:
                 state.lease = await self._store.renew(state.lease)
                 log.info("lease %s renewed until %s", state.lease.key, _date(state.lease.expiration))
@@ -314,6 +396,21 @@ class Node:
         }
 
 
+async def unless_stopped(stop: asyncio.Event, task: "asyncio.Future[_T]") -> _T | None:
+    """What `task` gives, or None, with the task ended, if `stop` is set first. Raises what the task raises."""
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        log.info("stopped while starting")
+        return None
+    finally:
+        for one in (task, stopping):
+            one.cancel()
+        await asyncio.gather(task, stopping, return_exceptions=True)
+
+
 async def _close_iterator(iterator: AsyncIterator[Any]) -> None:
     close = getattr(iterator, "aclose", None)
     if close is not None:
@@ -325,7 +422,7 @@ def device_mtu(interface_mtu: int, config: NetworkConfig, framing: str, families
 
     A configured Backend.MTU is the underlay's, as flannel means it.
     """
-    underlay_mtu = config.backend.mtu or interface_mtu
+    underlay_mtu = min(config.backend.mtu or interface_mtu, _LONGEST_IP_PACKET)
     lost = max(overhead(HEADER_LENGTH if framing == FRAMING_VXLAN else 0, family) for family in families)
     mtu = underlay_mtu - lost
     least = MINIMUM_IPV6_MTU if config.ipv6 else MINIMUM_IPV4_MTU
@@ -350,6 +447,7 @@ class _State:
     config: NetworkConfig
     underlay: Underlay
     mtu: int
+    device_name: str
     lease: Lease
     peers: LeaseSet
     table: Table
@@ -361,7 +459,8 @@ class _State:
         self.vtep_mac: bytes | None = None
         self.vtep_mac_v6: bytes | None = None
         self.unreachable: list[route.Unreachable] = []
-        self.failures: list[str] = []
+        self.failures: dict[int, str] = {}
+        self.trouble: str | None = None
 
     @property
     def framing(self) -> str:
@@ -397,12 +496,13 @@ class _State:
                 for one in self.table.routes
             ],
             "unreachable": [{"key": one.lease.key, "reason": one.reason} for one in self.unreachable],
-            "failures": self.failures,
+            "failures": [*self.failures.values(), *([self.trouble] if self.trouble else [])],
             "outbound": _report_direction(engine.outbound),
             "inbound": _report_direction(engine.inbound),
             "offloads": self.offloads.report(),
             "icmp_errors": {"sent": engine.icmp_sent, "suppressed": engine.icmp_suppressed},
             "send_errors": dict(self.underlay.last_errors) if isinstance(self.underlay, UdpUnderlay) else {},
+            "socket_drops": self.underlay.drops() if isinstance(self.underlay, UdpUnderlay) else None,
         }
 
 

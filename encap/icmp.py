@@ -12,6 +12,7 @@ from ipaddress import IPv4Address, IPv6Address
 from encap.checksum import internet_checksum, pseudo_sum, write_ipv4_header_checksum
 from encap.fields import (
     IPV4_DESTINATION,
+    IPV4_DONT_FRAGMENT,
     IPV4_FRAGMENT,
     IPV4_FRAGMENT_OFFSET,
     IPV4_HEADER_LENGTH,
@@ -67,12 +68,11 @@ def may_answer(packet: Octets) -> bool:
 
 
 def _may_answer_ipv4(packet: Octets) -> bool:
-    source = IPv4Address(bytes(packet[IPV4_SOURCE : IPV4_SOURCE + 4]))
     destination = IPv4Address(bytes(packet[IPV4_DESTINATION : IPV4_DESTINATION + 4]))
     if destination.is_multicast or destination == IPv4Address("255.255.255.255"):
         return False
-    if source.is_multicast or source.is_unspecified or source.is_loopback or source == IPv4Address("255.255.255.255"):
-        return False
+    if packet[IPV4_SOURCE] in {0, 127} or packet[IPV4_SOURCE] >= 224:
+        return False  # net zero, loopback, multicast, class E and the limited broadcast: none is one host
     if load16(packet, IPV4_FRAGMENT) & IPV4_FRAGMENT_OFFSET:
         return False
     if packet[IPV4_PROTOCOL] != PROTOCOL_ICMP:
@@ -115,6 +115,7 @@ def _error_ipv4(type_and_code: tuple[int, int], packet: Octets, source: IPv4Addr
     out[0] = 0x45
     out[1] = 0xC0  # precedence internetwork control, as RFC 1812 4.3.2.5 asks of routers
     store16(out, IPV4_TOTAL_LENGTH, len(out))
+    store16(out, IPV4_FRAGMENT, IPV4_DONT_FRAGMENT)  # atomic, so that the identification of 0 means nothing (RFC 6864)
     out[8] = _TTL
     out[IPV4_PROTOCOL] = PROTOCOL_ICMP
     out[IPV4_SOURCE : IPV4_SOURCE + 4] = source.packed

@@ -147,6 +147,13 @@ def strict_text(value: Any) -> str:
     return value
 
 
+def require_host_address(address: Address) -> Address:
+    """`address`, if a host can have it as its own on a network. Raises ValueError."""
+    if address.is_multicast or address.is_unspecified or address.is_loopback or address == IPv4Address("255.255.255.255"):
+        raise ValueError(f"{address} is not the address of a host")
+    return address
+
+
 def _canonical(raw: Any, known: list[str], where: str, warnings: list[str]) -> dict[str, Any]:
     """`raw` with its keys in flannel's spelling; unknown ones dropped with a warning."""
     if not isinstance(raw, dict):

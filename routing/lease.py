@@ -159,6 +159,13 @@ def parse_mac(text: Any) -> bytes:
     return bytes(int(part, 16) for part in parts)
 
 
+def require_unicast_mac(mac: bytes) -> bytes:
+    """`mac`, if one device can have it (IEEE 802: the least bit of the first byte is 0). Raises LeaseError."""
+    if mac[0] & 1 or not any(mac):
+        raise LeaseError(f"{format_mac(mac)} is not the MAC address of one device")
+    return mac
+
+
 def format_mac(mac: bytes) -> str:
     """``02:42:ac:11:00:02`` from six bytes."""
     return mac.hex(":")

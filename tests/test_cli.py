@@ -26,6 +26,7 @@ def started(monkeypatch):
             pass
 
     monkeypatch.setattr(cli, "Node", CaughtNode)
+    monkeypatch.setattr(cli, "choose", lambda host, choice: None)
     monkeypatch.setattr(cli.logging, "basicConfig", lambda **_: None)
     return caught
 
@@ -50,7 +51,8 @@ BOOLEANS = {"check-sources": "no-check-sources", "json": None}
         (["--check-sources=false"], ["--no-check-sources"]),
         (["-check-sources=true"], ["--check-sources"]),
         (["-json=false"], []),
-        (["-v", "4"], ["-v", "4"]),
+        (["-v", "4"], ["--v", "4"]),
+        (["-v=4"], ["--v=4"]),
         (["--v=4"], ["--v=4"]),
         (["-unknown"], ["-unknown"]),
         (["--", "-iface"], ["--", "-iface"]),
@@ -117,6 +119,17 @@ def test_an_environment_variable_of_flanneld_that_means_nothing_here_is_warned_a
         ([*STATIC, "--net-config-path", "/x.json"], ["--net-config-path or --network"]),
         (["status", "--what"], ["No such option"]),
         (["dance"], ["No such command 'dance'"]),
+        (["--run-dir", "/x", "status"], ["--run-dir stands before the command status"]),
+        (["--iface", "eth0", "cleanup"], ["--iface stands before the command cleanup"]),
+        (["--iface-regex", "("], ["'(' is not a regular expression"]),
+        (["--device", "a/b"], ["'a/b' cannot name an interface"]),
+        (["--device", "sixteen-bytes-xx"], ["at most 15 bytes"]),
+        (["--device", ".."], ["cannot name an interface"]),
+        (["--public-ip", "0.0.0.0"], ["0.0.0.0 is not the address of a host"]),
+        (["--public-ip", "224.0.0.1"], ["224.0.0.1 is not the address of a host"]),
+        (["--peer", "10.244.2.0/24=224.0.0.1"], ["224.0.0.1 is not the address of a host"]),
+        (["--peer", "10.244.2.0/24=fe80::1%eth0"], ["fe80::1%eth0"]),
+        (["--vtep-mac", "ff:ff:ff:ff:ff:ff"], ["not the MAC address of one device"]),
     ],
 )
 def test_usage_errors_name_the_option_and_exit_with_2(arguments, parts, capsys):
@@ -197,6 +210,43 @@ def test_a_configuration_file_is_taken_over_as_it_is(started, tmp_path):
 def test_no_configuration_says_how_to_give_one(tmp_path, capsys):
     run("--store-dir", str(tmp_path), code=1)
     assert "config does not exist" in capsys.readouterr().err
+
+
+def test_a_node_with_a_run_folder_of_its_own_has_its_subnet_file_there(started, tmp_path):
+    run(*STATIC)
+    assert str(started["settings"].subnet_file) == "/run/flannel/subnet.env"
+    run(*STATIC, "--run-dir", str(tmp_path))
+    assert started["settings"].subnet_file == tmp_path / "subnet.env"
+    run(*STATIC, "--run-dir", str(tmp_path), "--subnet-file", "/x/y.env")
+    assert str(started["settings"].subnet_file) == "/x/y.env"
+
+
+@pytest.mark.parametrize("name", ["tun-tso", "tun-uso", "udp-segment", "udp-gro", "tun-gro"])
+def test_each_offload_has_a_switch(started, name, monkeypatch):
+    run(*STATIC)
+    assert started["settings"].offloads_off == frozenset()
+    run(*STATIC, f"--no-{name}")
+    assert started["settings"].offloads_off == {name}
+    monkeypatch.setenv(f"FLANNELD_{name.upper().replace('-', '_')}", "false")
+    run(*STATIC)
+    assert started["settings"].offloads_off == {name}
+
+
+def test_an_unwritable_standard_output_is_a_failure_and_no_traceback(monkeypatch, capsys):
+    answer = {"state": "starting", "pid": 1}
+    monkeypatch.setattr(cli, "ask", lambda *_: answer)
+    monkeypatch.setattr(cli.click, "echo", _full_disk(cli.click.echo))
+    run("status", code=1)
+    assert "No space left" in capsys.readouterr().err
+
+
+def _full_disk(echo):
+    def refuse(text, err=False):
+        if err:
+            return echo(text, err=True)
+        raise OSError(28, "No space left on device")
+
+    return refuse
 
 
 def test_ipv6_peers_ask_for_the_ipv6_underlay(started):

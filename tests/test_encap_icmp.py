@@ -211,7 +211,7 @@ def test_error_ipv4_is_scapys(name, kind, mtu, layer, layer6, payload):
     packet = ipv4(udp(bytes([POISON] * payload)))
     made = answer4(kind, packet, mtu)
     quote = packet[: 576 - 28]
-    expected = IP(src=ROUTER4, dst="10.1.1.5", tos=0xC0, id=0, ttl=64) / layer / Raw(quote)
+    expected = IP(src=ROUTER4, dst="10.1.1.5", tos=0xC0, id=0, flags="DF", ttl=64) / layer / Raw(quote)
     assert made == bytes(expected)
     assert len(made) == min(28 + len(packet), 576)
 
@@ -230,7 +230,7 @@ def test_error_ipv6_is_scapys(name, kind, mtu, layer, layer6, payload):
 @pytest.mark.parametrize(("name", "kind", "mtu", "layer", "layer6"), KINDS, ids=IDS)
 def test_fixed_bytes_of_an_error_ipv4(name, kind, mtu, layer, layer6):
     made = answer4(kind, ipv4(udp()), mtu)
-    assert made[:10].hex() == "45c0" + f"{len(made):04x}" + "00000000" + "4001"
+    assert made[:10].hex() == "45c0" + f"{len(made):04x}" + "00004000" + "4001"
     assert made[12:20] == ip_address(ROUTER4).packed + ip_address("10.1.1.5").packed
     assert (made[20], made[21]) == {"no": (3, 0), "time": (11, 0), "too": (3, 4)}[name.split()[0]]
     assert made[24:28] == b"\0\0" + mtu.to_bytes(2, "big")
@@ -261,7 +261,7 @@ def test_checksums_of_answers_of_every_length_verify():
 def test_scapy_reads_answers_and_finds_the_offender_in_them():
     offender = IP(ipv4(udp(), options=b"\x01" * 4))
     layer = IP(answer4(TOO_BIG, bytes(offender), 1400))
-    assert (layer.src, layer.dst, layer.proto, layer.flags, layer.frag) == (ROUTER4, "10.1.1.5", 1, 0, 0)
+    assert (layer.src, layer.dst, layer.proto, str(layer.flags), layer.frag) == (ROUTER4, "10.1.1.5", 1, "DF", 0)
     assert (layer[ICMP].type, layer[ICMP].code, layer[ICMP].nexthopmtu) == (3, 4, 1400)
     assert bytes(layer[ICMP].payload) == bytes(offender)
     offender = IPv6(ipv6(udp()))

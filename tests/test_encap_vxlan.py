@@ -193,4 +193,4 @@ def test_check_agrees_with_its_twin_on_anything(datagram):
 
 def test_constants():
     assert (vxlan.VXLAN_HEADER_LENGTH, vxlan.HEADER_LENGTH, vxlan.FLAG_VNI_VALID) == (8, 22, 0x08)
-    assert (vxlan.DEFAULT_VNI, vxlan.MAX_VNI, vxlan.MINIMUM_ETHERNET_PAYLOAD) == (1, 0xFFFFFF, 46)
+    assert (vxlan.DEFAULT_VNI, vxlan.MAX_VNI) == (1, 0xFFFFFF)

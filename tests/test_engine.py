@@ -196,6 +196,17 @@ def test_a_datagram_larger_than_the_path_is_told_with_the_right_mtu():
     assert counts(a.engine.outbound) == {"too_big": 1}
 
 
+def test_a_flood_of_other_errors_does_not_hide_the_path_mtu():
+    _, a, b = pair(network_mtu=1400)
+    for _ in range(200):
+        a.device.inject(echo(destination=77))
+    a.device.inject(udp(payload=b"x" * 1400, flags="DF"))
+    exchange(a, b)
+    told = [IP(packet)[ICMP] for packet in a.device.delivered]
+    assert [layer.nexthopmtu for layer in told if (layer.type, layer.code) == (3, 4)] == [1350]
+    assert a.engine.icmp_sent + a.engine.icmp_suppressed == 201
+
+
 def test_a_datagram_larger_than_the_path_over_ipv6():
     _, a, b = pair(network_mtu=1400, underlay=6)
     a.device.inject(udp(version=6, payload=b"x" * 1400))
@@ -254,7 +265,6 @@ class TestForgedDatagrams:
         "empty": (underlay_host(1), b"", "truncated"),
         "header only": (underlay_host(1), FRAME, "truncated"),
         "cut packet": (underlay_host(1), FRAME + INNER[:-1], "truncated"),
-        "long trailer": (underlay_host(1), FRAME + INNER + b"x" * 30, "bad_length"),
         "IHL of 4": (underlay_host(1), FRAME + b"\x44" + INNER[1:], "bad_length"),
     }
 
@@ -289,9 +299,10 @@ class TestForgedDatagrams:
         frame = b"\x88\xff\xff\xff" + self.FRAME[4:7] + b"\xff" + self.FRAME[8:]
         assert self.send(underlay_host(1), frame + self.INNER).device.delivered == [self.INNER]
 
-    def test_ethernet_padding_is_cut_off(self):
-        short = octets(IP(src=pod(1), dst=pod(2)) / UDP())
-        assert self.send(underlay_host(1), self.FRAME + short + b"\0" * (46 - len(short))).device.delivered == [short]
+    @pytest.mark.parametrize("padding", [1, 18, 30])
+    def test_ethernet_padding_is_cut_off(self, padding):
+        for packet in (octets(IP(src=pod(1), dst=pod(2)) / UDP()), self.INNER + b"", udp(payload=b"z" * 900)):
+            assert self.send(underlay_host(1), self.FRAME + packet + b"\xa5" * padding).device.delivered == [packet]
 
     def test_trailing_bytes_are_a_fault_in_the_ip_framing(self):
         node = self.send(underlay_host(1), udp(ttl=9) + b"\0", framing="ip")

@@ -22,6 +22,9 @@ class Scene:
 
     def foreign_route(self, network: str) -> None: ...
 
+    def detach(self) -> None:
+        """The node's process ends, and the device stays."""
+
     def device_mtu(self) -> int:
         return next(i.mtu for i in self.host.interfaces() if i.name == "flannel.1")
 
@@ -63,6 +66,10 @@ class NetlinkScene(Scene):
 
     def foreign_route(self, network: str) -> None:
         self.namespace.ip(f"route add {network} dev eth0")
+
+    def detach(self) -> None:
+        self.tun._tun.persist(True)
+        self.tun.close()
 
     def close(self) -> None:
         self.tun.close()
@@ -138,6 +145,7 @@ def test_remove_ours_removes_ours_and_nothing_else(scene):
     assert scene.host.remove_ours() == []
     scene.host.configure_device("flannel.1", [ip_address("10.1.2.0")], 1450, 61000)
     scene.host.add_route(OVERLAY, "flannel.1")
+    scene.detach()
     assert scene.host.remove_ours() == ["device flannel.1"]
     assert [one.name for one in scene.host.interfaces() if one.alias == ALIAS] == []
     assert scene.host.routes() == []
@@ -166,5 +174,34 @@ def test_netlink_tells_the_port_of_a_vxlan_device():
         scene.namespace.ip("link add vx type vxlan id 1 dstport 8472 local 192.0.2.1")
         found = next(one for one in scene.host.interfaces() if one.name == "vx")
         assert (found.kind, found.udp_port) == ("vxlan", 8472)
+    finally:
+        scene.close()
+
+
+@pytest.mark.netns
+def test_netlink_does_not_remove_a_device_that_a_process_is_attached_to():
+    scene = NetlinkScene()
+    try:
+        scene.host.configure_device("flannel.1", [ip_address("10.1.2.0")], 1450, 61000)
+        scene.host.add_route(OVERLAY, "flannel.1")
+        with pytest.raises(HostError, match=r"a process is attached to flannel\.1"):
+            scene.host.remove_ours()
+        assert scene.host.routes() == [(OVERLAY, "flannel.1")]
+    finally:
+        scene.close()
+
+
+@pytest.mark.netns
+def test_netlink_knows_routes_of_several_hops_and_of_none():
+    scene = NetlinkScene()
+    try:
+        scene.namespace.ip(
+            "route del default",
+            "route add default nexthop via 192.0.2.253 dev eth0 nexthop via 192.0.2.254 dev eth0",
+            "route add blackhole 10.9.0.0/16 proto 241",
+        )
+        assert scene.host.default_interface(4) == "eth0"
+        assert scene.host.routes() == []
+        assert scene.host.remove_ours() == []
     finally:
         scene.close()

@@ -4,7 +4,10 @@ import asyncio
 import contextlib
 import json
 import logging
+import socket
+import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from ipaddress import ip_address, ip_interface, ip_network
 from pathlib import Path
 
@@ -265,7 +268,7 @@ async def test_the_lease_is_renewed_before_its_end(world):
     async with Machine(world, 1).running() as a:
         before = a.node.status()["lease"]["expiration"]
         assert before == world.time + 24 * 3600
-        await until(lambda: any(at == before - 3600 for at, _ in world.sleepers))
+        await until(lambda: any(at == world.time + 60 for at, _ in world.sleepers))
         world.advance(23 * 3600)
         await until(lambda: a.node.status()["lease"]["expiration"] != before)
         assert a.node.status()["lease"]["expiration"] == world.time + 24 * 3600
@@ -282,7 +285,7 @@ async def test_a_store_that_is_away_at_renewal_is_tried_again_while_packets_flow
             return await renew(lease)
 
         monkeypatch.setattr(a.node._store, "renew", failing)
-        await until(lambda: any(at == before - 3600 for at, _ in world.sleepers))
+        await until(lambda: any(at == world.time + 60 for at, _ in world.sleepers))
         world.advance(23 * 3600)
         await until(lambda: "the store is away" in caplog.text)
         await until(lambda: any(at == world.time + 5 for at, _ in world.sleepers))
@@ -331,7 +334,7 @@ async def test_a_port_that_a_process_holds(world):
 
 async def test_a_second_node_in_the_same_run_folder_does_not_start_and_harms_nobody(world):
     async with Machine(world, 1).running() as a:
-        with pytest.raises(ControlError, match="running here already"):
+        with pytest.raises(ControlError, match="a node is running here"):
             async with Machine(world, 1).running():
                 pass
         answer = await asyncio.to_thread(ask, a.settings.run_dir, "status")
@@ -440,3 +443,122 @@ async def test_a_chosen_vtep_mac_is_used(world):
     async with Machine(world, 1, vtep_mac=bytes.fromhex("02aabbccddee")).running() as a:
         assert a.node.status()["lease"]["vtep_mac"] == "02:aa:bb:cc:dd:ee"
         assert ip_address("192.0.2.1") == ip_address(a.node.status()["external"]["ipv4"])
+
+
+async def test_somebody_elses_interface_is_not_taken_over(world):
+    a = Machine(world, 1)
+    a.host.links.append(Interface("flannel.1", 7, 1500, kind="tun", alias="operators"))
+    with pytest.raises(NodeError, match=r"flannel\.1 exists already and is not ours"):
+        async with a.running():
+            pass
+    assert not (world.folder / "store" / "subnets").exists()
+
+
+async def test_a_vni_too_long_for_a_name_is_said_before_a_lease_is_taken(tmp_path):
+    world = World(tmp_path, '{"Network":"10.244.0.0/16","Backend":{"Type":"vxlan","VNI":16777215}}')
+    with pytest.raises(NodeError, match=r"flannel\.16777215 is too long for an interface: name the device with --device"):
+        async with Machine(world, 1).running():
+            pass
+    async with Machine(world, 1, device="wide").running() as a:
+        assert a.device.name == "wide"
+
+
+@pytest.mark.parametrize("damage", ["route", "link"])
+async def test_what_somebody_takes_down_is_set_up_again(world, caplog, damage):
+    async with Machine(world, 1).running() as a:
+        if damage == "route":
+            a.host.table = [route for route in a.host.table if route.network.prefixlen == 0]
+        else:
+            index = next(i for i, link in enumerate(a.host.links) if link.name == "flannel.1")
+            a.host.links[index] = replace(a.host.links[index], is_up=False)
+        await until(lambda: any(at == world.time + 5 for at, _ in world.sleepers))
+        world.advance(5)
+        await until(lambda: "setting them up again" in caplog.text)
+        await until(lambda: (ip_network("10.244.0.0/16"), "flannel.1") in a.host.routes())
+        await until(lambda: next(link for link in a.host.links if link.name == "flannel.1").is_up)
+
+
+async def test_a_reservation_that_is_given_to_somebody_else_ends_the_node(world):
+    async with Machine(world, 1).running() as a:
+        name = str(a.subnet).replace("/", "-")
+        (world.folder / "store" / "expiry" / name).unlink()
+        (world.folder / "store" / "subnets" / name).write_text('{"PublicIP":"192.0.2.99","BackendType":"vxlan"}')
+        world.advance(1)
+        with pytest.raises(LeaseLostError, match=r"belongs to 192\.0\.2\.99 now"):
+            await asyncio.wait_for(asyncio.shield(a.task), 5)
+
+
+async def test_a_store_that_cannot_be_read_for_a_while_stops_nothing(world, caplog):
+    async with Machine(world, 1).running() as a:
+        subnets = world.folder / "store" / "subnets"
+        subnets.rename(world.folder / "away")
+        subnets.touch()
+        world.advance(1)
+        await until(lambda: "going on with what is known" in caplog.text)
+        subnets.unlink()
+        (world.folder / "away").rename(subnets)
+        world.advance(1)
+        assert not a.task.done()
+        (subnets / "10.244.240.0-24").write_text(
+            '{"PublicIP":"192.0.2.77","BackendType":"vxlan","BackendData":{"VtepMAC":"02:00:00:00:00:07"}}'
+        )
+
+        def seen() -> bool:
+            world.advance(1)
+            return len(a.node.status()["peers"]) == 1
+
+        await until(seen)
+
+
+async def test_stop_while_starting_ends_the_start(world, monkeypatch):
+    a = Machine(world, 1)
+
+    async def never():
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(a.node._store, "config", never)
+    task = asyncio.create_task(a.node.run(a.stop))
+    await asyncio.sleep(0)
+    a.stop.set()
+    await asyncio.wait_for(task, 5)
+    assert not a.settings.subnet_file.exists()
+
+
+async def test_a_family_that_failed_is_not_announced(tmp_path):
+    world = World(tmp_path, DUAL)
+    a = Machine(world, 1)
+    a.host.table.append(Route(ip_network("fd00:10:244::/48"), "eth0"))
+    async with a.running():
+        assert "IPV6" not in a.settings.subnet_file.read_text()
+
+
+async def test_a_client_that_asks_nothing_does_not_disturb_the_stop(world, caplog):
+    async with Machine(world, 1).running() as a:
+        reader, writer = await asyncio.open_unix_connection(str(a.settings.run_dir / "control.sock"))
+        await asyncio.sleep(0)
+        a.stop.set()
+        await asyncio.wait_for(a.task, 5)
+    assert await reader.read() == b""
+    writer.close()
+    await writer.wait_closed()
+    assert "Traceback" not in caplog.text
+
+
+def test_something_else_on_the_socket_is_said_to_be_no_node(tmp_path):
+    for answer in (b"5", b"[]", b"{}"):
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(tmp_path / "control.sock"))
+            listener.listen()
+            thread = threading.Thread(target=_answer_once, args=(listener, answer))
+            thread.start()
+            with pytest.raises(ControlError, match="is no node of this program"):
+                ask(tmp_path, "status")
+            thread.join()
+        (tmp_path / "control.sock").unlink()
+
+
+def _answer_once(listener: socket.socket, answer: bytes) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        connection.recv(100)
+        connection.sendall(answer)

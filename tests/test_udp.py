@@ -97,3 +97,17 @@ def test_one_family_failing_does_not_stop_the_other(caplog):
         assert "left out of the underlay" in caplog.text
         assert "2001:db8::7" in caplog.text
         underlay.close()
+
+
+def test_sockets_that_only_send_are_deaf():
+    underlay = open_udp([ip_address("127.0.0.1")], 0, 3)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+        family = underlay._families[4]
+        for deaf in (*family.senders, family.fragmenting):
+            stranger.sendto(b"x" * 1000, deaf.getsockname())
+            with pytest.raises(BlockingIOError):
+                deaf.recv(2000)
+        stranger.sendto(b"heard", family.receiver.getsockname())
+        assert family.receiver.recv(100) == b"heard"
+    assert underlay.drops() == 0
+    underlay.close()

@@ -158,6 +158,15 @@ def open_tun(name: str, mtu: int, offloads: Offloads | None = None) -> TunDevice
     return TunDevice(tun, mtu, offloads)
 
 
+def is_attached(name: str) -> bool:
+    """Whether a process holds the TUN `name` open. Raises OSError if that cannot be told."""
+    try:
+        pytun.TunTapDevice(name=name, flags=pytun.IFF_TUN | pytun.IFF_NO_PI | _IFF_VNET_HDR).close()
+    except (OSError, pytun.Error) as error:
+        return bool(error.args) and error.args[0] == errno.EBUSY
+    return False
+
+
 def _set_offloads(fd: int, offloads: Offloads) -> None:
     """Ask for TSO, then for USO besides: a kernel that lacks the second must not lose us the first."""
     granted = 0

@@ -18,6 +18,7 @@ from typing import Any
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
+from dataplane.device.tun import is_attached
 from dataplane.host import ALIAS, QUEUE_LENGTH, ROUTE_PROTOCOL, HostError, Interface
 from routing.config import Address, Network
 
@@ -61,10 +62,10 @@ class NetlinkHost:
             routes = [
                 route
                 for route in netlink.get_routes(family=_FAMILY[family], table=_MAIN_TABLE)
-                if route["dst_len"] == 0 and route.get_attr("RTA_OIF") is not None
+                if route["dst_len"] == 0 and _outgoing(route) is not None
             ]
             best = min(routes, key=lambda route: route.get_attr("RTA_PRIORITY") or 0, default=None)
-            return None if best is None else _link_name(netlink, best.get_attr("RTA_OIF"))
+            return None if best is None else _link_name(netlink, _outgoing(best))
 
     def interface_towards(self, address: Address) -> str | None:
         """By asking the kernel's routing (RTM_GETROUTE)."""
@@ -80,7 +81,9 @@ class NetlinkHost:
         """By one message per property."""
         with _netlink() as netlink:
             index = _link_index(netlink, name)
-            with _explained(f"cannot set up the device {name}"):
+            ipv6 = any(address.version == 6 for address in addresses)
+            hint = f" (is IPv6 switched off? see net.ipv6.conf.{name}.disable_ipv6)" if ipv6 else ""
+            with _explained(f"cannot set up the device {name}{hint}"):
                 netlink.link("set", index=index, mtu=mtu, txqlen=QUEUE_LENGTH, ifalias=ALIAS)
                 with _ignored(errno.EOPNOTSUPP):  # a wish: longer superpackets cost a second system call, no more
                     netlink.link("set", index=index, gso_max_size=superpacket_limit)
@@ -117,6 +120,11 @@ class NetlinkHost:
         """Links go with their addresses and routes; routes of ours that are left go after them."""
         removed = []
         ours = [interface for interface in self.interfaces() if interface.alias == ALIAS and interface.kind == "tun"]
+        busy = [interface.name for interface in ours if is_attached(interface.name)]
+        if busy:
+            raise HostError(
+                f"a process is attached to {busy[0]}: a node is running, perhaps with another --run-dir; stop it first"
+            )
         with _netlink() as netlink:
             for interface in ours:
                 with _explained(f"cannot remove the device {interface.name}"), _ignored(errno.ENODEV):
@@ -153,6 +161,12 @@ def _interface(link: Any, addresses: tuple[IPv4Interface | IPv6Interface, ...]) 
     )
 
 
+def _outgoing(route: Any) -> Any:
+    """The index of the interface that a route leaves by; of several next hops the first; None for a blackhole."""
+    hops = route.get_attr("RTA_MULTIPATH") or []
+    return route.get_attr("RTA_OIF") or (hops[0]["oif"] if hops else None)
+
+
 def _family(network: Network) -> int:
     return _FAMILY[network.version]
 
@@ -175,7 +189,7 @@ def _our_routes(netlink: Any) -> list[tuple[Network, str]]:
     for family in (AF_INET, AF_INET6):
         for route in netlink.get_routes(family=family, table=_MAIN_TABLE, proto=ROUTE_PROTOCOL):
             destination = route.get_attr("RTA_DST")
-            if route["proto"] == ROUTE_PROTOCOL and destination is not None:
+            if route["proto"] == ROUTE_PROTOCOL and destination is not None and route.get_attr("RTA_OIF") is not None:
                 network = ip_network((ip_address(destination), route["dst_len"]))
                 found.append((network, _link_name(netlink, route.get_attr("RTA_OIF"))))
     return found

@@ -15,9 +15,11 @@ Checksums of the outer UDP header are the kernel's default: always present, over
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import logging
 import socket
+import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +43,8 @@ _NO_ROOM = frozenset({errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM})
 _IP_MTU_DISCOVER, _IP_MTU, _IPV6_MTU_DISCOVER, _IPV6_MTU = 10, 14, 23, 24
 _PMTUDISC_DONT, _PMTUDISC_DO = 0, 2
 _UDP_SEGMENT, _UDP_GRO = 103, 104
+_SO_ATTACH_FILTER, _SO_MEMINFO, _BPF_RET = 26, 55, 0x06
+_MEMINFO_BYTES, _MEMINFO_DROPS = 36, 8  # include/uapi/linux/sock_diag.h, SK_MEMINFO_DROPS
 _GRO_ANCILLARY_BYTES = socket.CMSG_SPACE(4)
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 
@@ -170,6 +174,13 @@ class UdpUnderlay:
             probe.connect(endpoint)
             return probe.getsockopt(level, option)
 
+    def drops(self) -> int:
+        """Datagrams that the kernel dropped because the receiving sockets were full."""
+        told = [
+            family.receiver.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO_BYTES) for family in self._families.values()
+        ]
+        return sum(struct.unpack("=9I", one)[_MEMINFO_DROPS] for one in told)
+
     def watch(self, ready: Callable[[], None]) -> None:
         """By the loop's poll on the receiving sockets."""
         for family in self._families.values():
@@ -239,8 +250,11 @@ def _open_family(address: Address, port: int, source_ports: int) -> _Family:
     """All sockets of a family, or none of them."""
     with contextlib.ExitStack() as undo:
         receiver = undo.enter_context(_bind(address, port))
-        senders = [undo.enter_context(_bind(address, 0)) for _ in range(source_ports)] or [receiver]
+        deaf = [undo.enter_context(_bind(address, 0)) for _ in range(source_ports)]
         fragmenting = undo.enter_context(_bind(address, 0, discover=_PMTUDISC_DONT))
+        for one in (*deaf, fragmenting):
+            _deafen(one)
+        senders = deaf or [receiver]
         undo.pop_all()
     return _Family(address, receiver, senders, fragmenting)
 
@@ -263,6 +277,17 @@ def _bind(address: Address, port: int, discover: int = _PMTUDISC_DO) -> socket.s
             f"cannot bind UDP port {port} of {address}: {error.strerror}", port_taken=error.errno == errno.EADDRINUSE
         ) from error
     return one
+
+
+def _deafen(one: socket.socket) -> None:
+    """Let a socket that only sends drop what is sent to it: nobody would read it, and it would fill kernel memory.
+
+    A classic BPF program of one instruction, "return 0", drops everything (socket(7), SO_ATTACH_FILTER).
+    """
+    instruction = ctypes.create_string_buffer(struct.pack("=HBBI", _BPF_RET, 0, 0, 0))
+    program = struct.pack("@HP", 1, ctypes.addressof(instruction))
+    one.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)
 
 
 def _enlarge(one: socket.socket, option: int, force_option: int) -> None:

@@ -12,8 +12,8 @@ whoever writes ``subnets/10.5.34.0-24`` by hand reserves that subnet, or announc
 
 Theory of operation: every file is written whole and renamed into place, the expiry before the lease, and removed in the
 other order, so that a reader without the lock never takes a lease for a reservation. Readers do not lock. Changes are
-noticed by reading the folder again every half second: file systems differ in what they notify of, a folder of a few
-thousand files is read in milliseconds, and that happens in a thread.
+noticed by reading the folder again every half second: file systems differ in what they notify of; files that
+have not changed are not read again, and it happens in a thread.
 """
 
 import asyncio
@@ -25,10 +25,11 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TextIO
 
 from routing import allocator
 from routing.allocator import Subnets
-from routing.config import NetworkConfig, parse_config
+from routing.config import ConfigError, NetworkConfig, parse_config
 from routing.durable import sync_folder, write_whole
 from routing.lease import Lease, LeaseAttributes, LeaseError, parse_attributes, parse_key
 from routing.stores import LeaseLostError, StoreError
@@ -39,6 +40,8 @@ LEASE_SECONDS = 24 * 3600.0
 """How long a lease lasts, as in flannel."""
 
 POLL_SECONDS = 0.5
+_LOCK_RETRY_SECONDS = 0.02
+_LOCK_ATTEMPTS = 250
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class LocalStore:
         self._sleep = sleep
         self._rng = rng or random.Random()
         self._cache: dict[str, _Cached] = {}
+        self._expirations: dict[str, tuple[tuple[int, int, int], float]] = {}
         self._bad_expiry: set[str] = set()
 
     async def config(self) -> NetworkConfig:
@@ -83,7 +87,10 @@ class LocalStore:
             ) from None
         except (OSError, UnicodeDecodeError) as error:
             raise StoreError(f"{path} cannot be read: {error}") from None
-        return parse_config(text)
+        try:
+            return parse_config(text)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
 
     async def create_config(self, text: str) -> None:
         """Write ``DIR/config`` unless there is one. `text` must pass `parse_config`. Raises ConfigError, StoreError."""
@@ -106,6 +113,8 @@ class LocalStore:
                 for lease in (*ended, *decision.obsolete):
                     self._remove(lease.key)
                 held = decision.reuse
+                if held is not None:
+                    log.info("the lease %s of this node's public address is taken up again", held.key)
                 reservation = held is not None and held.expiration is None
                 lease = Lease(
                     decision.subnets.ipv4,
@@ -143,26 +152,56 @@ class LocalStore:
         await asyncio.to_thread(release)
 
     async def watch(self) -> AsyncIterator[Sequence[Lease]]:
-        """A snapshot now and after each change; a look every half second."""
+        """A snapshot now and after each change; a look every half second.
+
+        If the folder cannot be read later on, what is known stays, and the log says so once.
+        """
         last: list[Lease] | None = None
+        is_away = False
         while True:
-            leases, _ = await asyncio.to_thread(self._scan)
-            if leases != last:
-                last = leases
-                yield leases
+            try:
+                leases, _ = await asyncio.to_thread(self._scan)
+            except StoreError as error:
+                if last is None:
+                    raise
+                if not is_away:
+                    log.error("%s; going on with what is known", error)
+                is_away = True
+            else:
+                is_away = False
+                if leases != last:
+                    last = leases
+                    yield leases
             await self._sleep(POLL_SECONDS)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """The folder, made if missing, with its lock held. Blocks; the kernel frees the lock of a killed process."""
+        """The folder, made if missing, with its lock held; the kernel frees the lock of a killed process.
+
+        Waits in a thread, and not for ever: whoever holds the lock longer than anybody needs it is stuck.
+        """
         try:
             for folder in (self._subnets, self._expiry):
                 folder.mkdir(parents=True, exist_ok=True)
             with open(self._folder / "lock", "a", encoding="utf-8") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                self._wait_for(lock)
                 yield
         except OSError as error:
             raise StoreError(f"the store in {self._folder} cannot be written: {error}") from error
+
+    def _wait_for(self, lock: TextIO) -> None:
+        for attempt in range(_LOCK_ATTEMPTS):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if attempt == _LOCK_ATTEMPTS // 5:
+                    log.info("waiting for %s, which another process holds", lock.name)
+                time.sleep(_LOCK_RETRY_SECONDS)
+        raise StoreError(
+            f"another process has held {lock.name} for {_LOCK_ATTEMPTS * _LOCK_RETRY_SECONDS:.0f} s "
+            f"(see: fuser {lock.name})"
+        )
 
     def _scan(self) -> tuple[list[Lease], list[Lease]]:
         """The leases that are valid now and those that have ended; a file that has not changed is not parsed again."""
@@ -186,10 +225,9 @@ class LocalStore:
         if path.name.startswith("."):
             return None
         try:
-            status = path.lstat()
+            stamp = _stamp(path)
         except FileNotFoundError:
             return None
-        stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
         cached = self._cache.get(path.name)
         if cached is not None and cached.stamp == stamp:
             return cached
@@ -203,11 +241,16 @@ class LocalStore:
         return _Cached(stamp, lease)
 
     def _with_expiry(self, lease: Lease) -> Lease:
-        """`lease` with its expiration. An expiry file that makes no sense means an end in the past: never write a
-        reservation for somebody because of a torn file."""
+        """`lease` with its expiration. An expiry file that makes no sense means an end in the past: never make a
+        reservation of a lease because of a torn file."""
         path = self._expiry / lease.key
         try:
-            return replace(lease, expiration=float(path.read_text(encoding="ascii")))
+            stamp = _stamp(path)
+            known = self._expirations.get(lease.key)
+            if known is None or known[0] != stamp:
+                known = (stamp, float(path.read_text(encoding="ascii")))
+                self._expirations[lease.key] = known
+            return replace(lease, expiration=known[1])
         except FileNotFoundError:
             return lease
         except (OSError, ValueError) as error:
@@ -238,3 +281,9 @@ class LocalStore:
         for folder in (self._subnets, self._expiry):
             (folder / key).unlink(missing_ok=True)
             sync_folder(folder)
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    """What changes when the file at `path` does. Raises FileNotFoundError."""
+    status = path.lstat()
+    return status.st_mtime_ns, status.st_size, status.st_ino

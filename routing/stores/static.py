@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address, ip_network
 
 from routing.allocator import Subnets
-from routing.config import BACKEND_VXLAN, Address, Network, NetworkConfig
-from routing.lease import Lease, LeaseAttributes, LeaseError, VtepData, derive_vtep_mac, parse_mac
+from routing.config import BACKEND_VXLAN, Address, Network, NetworkConfig, require_host_address, strict_text
+from routing.lease import Lease, LeaseAttributes, LeaseError, VtepData, derive_vtep_mac, parse_mac, require_unicast_mac
 from routing.stores import StoreError
 
 
@@ -46,12 +46,12 @@ def parse_peer(text: str) -> Peer:
     if not equals or (comma and not mac_text):
         raise ValueError(f"{text!r} is not SUBNET=ADDRESS[,MAC], like 10.244.2.0/24=192.0.2.2")
     try:
-        subnet = ip_network(subnet_text.strip())
-        address = ip_address(address_text.strip())
+        subnet = ip_network(strict_text(subnet_text.strip()))
+        address = require_host_address(ip_address(strict_text(address_text.strip())))
     except ValueError as error:
         raise ValueError(f"{text!r}: {error}") from None
     try:
-        mac = parse_mac(mac_text.strip()) if comma else derive_vtep_mac(address)
+        mac = require_unicast_mac(parse_mac(mac_text.strip())) if comma else derive_vtep_mac(address)
     except LeaseError as error:
         raise ValueError(f"{text!r}: {error}") from None
     return Peer(subnet, address, mac)
@@ -64,6 +64,7 @@ class StaticStore:
         self._config = config
         self._subnets = subnets
         self._peers = tuple(peers)
+        self._own: tuple[Lease, ...] = ()
         self._check()
 
     def _check(self) -> None:
@@ -91,16 +92,19 @@ class StaticStore:
 
     async def acquire(self, config: NetworkConfig, attributes: LeaseAttributes, previous: Subnets) -> Lease:
         """The subnets from the options, whatever `previous` says."""
-        return Lease(self._subnets.ipv4, self._subnets.ipv6, attributes)
+        lease = Lease(self._subnets.ipv4, self._subnets.ipv6, attributes)
+        self._own = (lease,)
+        return lease
 
     async def renew(self, lease: Lease) -> Lease:
         """`lease`: it never expires."""
         return lease
 
     async def release(self, lease: Lease) -> None:
-        """Nothing: there is nothing to give back to."""
+        """From now on `watch` shows the peers alone."""
+        self._own = ()
 
     async def watch(self) -> AsyncIterator[Sequence[Lease]]:
-        """The peers, once."""
-        yield [peer.lease(self._config.backend.type) for peer in self._peers]
+        """The own lease once it is acquired, and the peers; once, since nothing changes."""
+        yield [*self._own, *(peer.lease(self._config.backend.type) for peer in self._peers)]
         await asyncio.Event().wait()

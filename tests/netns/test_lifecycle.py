@@ -1,5 +1,6 @@
 """Start, stop, kill, start again, clean up; and every way in which a start can fail, with its message and exit code."""
 
+import fcntl
 import json
 import os
 import re
@@ -195,6 +196,29 @@ def test_a_lease_that_is_deleted_ends_the_node_with_exit_code_1(tmp_path):
         assert "Traceback" not in made.log(host)
 
 
+def test_a_link_taken_down_and_up_again_gets_its_route_back(tmp_path):
+    with cluster(tmp_path, "--network", NETWORK) as made:
+        a, b = made.lab.hosts
+        a.ip("link set flannel.1 down", "link set flannel.1 up")
+        assert "flannel.1" not in a.run(["ip", "route", "get", str(b.pods[0].ipv4)]).stdout
+        until("the route to come back", lambda: "flannel.1" in a.run(["ip", "route", "get", str(b.pods[0].ipv4)]).stdout)
+        assert pings(a.pods[0], b.pods[0].ipv4)
+        assert "setting them up again" in made.log(a)
+
+
+def test_sigterm_ends_a_start_that_waits_for_the_store(tmp_path):
+    with cluster(tmp_path, "--network", NETWORK, nodes=1, start=False) as made:
+        host = made.lab.hosts[0]
+        (tmp_path / "store" / "subnets").mkdir(parents=True)
+        with open(tmp_path / "store" / "lock", "w") as lock, open(tmp_path / "log", "w") as log:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            process = host.popen([*NODE, *made.arguments(host)], stdout=log, stderr=log)
+            until("it to wait", lambda: "waiting for" in (tmp_path / "log").read_text())
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(10) in {0, 1}
+        assert "Traceback" not in (tmp_path / "log").read_text()
+
+
 def test_a_deleted_device_ends_the_node_with_exit_code_1(tmp_path):
     with cluster(tmp_path, "--network", NETWORK, nodes=1) as made:
         host = made.lab.hosts[0]
@@ -223,7 +247,7 @@ class TestFailures:
     def test_a_flannel_device_of_the_kernel_in_the_way(self, lab, places):
         host = lab.add_host()
         host.ip("link add flannel.1 type vxlan id 1 dev eth0 dstport 8473")
-        assert_fails(run_node(host, *STATIC, *places), "flannel.1 exists that is no TUN")
+        assert_fails(run_node(host, *STATIC, *places), "an interface flannel.1 exists already and is not ours", "--device")
 
     def test_no_tun_device_node(self, lab, places):
         hide = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs tmpfs /dev/net && exec "$@"', "sh")
@@ -262,9 +286,11 @@ class TestFailures:
     def test_a_second_node_in_one_namespace(self, tmp_path):
         with cluster(tmp_path, "--network", NETWORK, nodes=1) as made:
             host = made.lab.hosts[0]
-            assert_fails(run_node(host, *made.arguments(host)), "a node is running here already")
+            assert_fails(run_node(host, *made.arguments(host)), "a node is running here")
             other = ["--run-dir", str(tmp_path / "other"), "--subnet-file", str(tmp_path / "other.env")]
             assert_fails(run_node(host, *made.arguments(host), *other), "another process holds it")
+            elsewhere = host.run([*NODE, "cleanup", "--run-dir", str(tmp_path / "nowhere")])
+            assert_fails(elsewhere, "a process is attached to flannel.1")
             assert made.status(host)["state"] == "running"
 
 
