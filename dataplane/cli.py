@@ -282,6 +282,17 @@ def demo(megabytes: int) -> None:
     sys.exit(run(megabytes))
 
 
+@cli.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def bench(arguments: tuple[str, ...]) -> None:
+    """Measure it beside kernel VXLAN and other programs; `bench --help` lists what there is."""
+    try:
+        from bench.__main__ import bench as group  # noqa: PLC0415 - an extra, and nothing that the node needs
+    except ImportError as error:
+        raise NodeError(f"the benchmarks need more ({error}): pip install 'pyflannel-dp[bench]'") from None
+    group.main(args=list(arguments), prog_name="pyflannel-dp bench")
+
+
 @dataclass(frozen=True)
 class _Options:
     """The options of the node as Click hands them over."""

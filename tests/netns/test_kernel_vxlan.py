@@ -1,16 +1,20 @@
 """A node beside a kernel VXLAN device that knows nothing of us, with the veth offloads on (the default) and off."""
 
 import os
+import socket
 import struct
+import sys
 
 import pytest
 from cluster import IPV6_NETWORK, NETWORK, Tap, add_up, cluster, pings, traceroute, transfer, udp_sockets
+
+from dataplane.lab import inside
 
 SHARES_A_LAB = True
 pytestmark = [pytest.mark.netns, pytest.mark.pure]
 
 
-@pytest.fixture(scope="module", params=["offloads on", "tx off", "no tunnel segmentation"])
+@pytest.fixture(scope="module", params=["offloads on", "tx off", "no tunnel segmentation", "NAPI GRO"])
 def mixed(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("mixed")
     with cluster(folder, "--network", NETWORK, "--ipv6-network", IPV6_NETWORK, nodes=1) as made:
@@ -21,6 +25,9 @@ def mixed(request, tmp_path_factory):
         switches = {"tx off": ["tx", "off"], "no tunnel segmentation": ["tx-udp_tnl-segmentation", "off"]}
         if request.param in switches:
             assert made.kernel.run(["ethtool", "-K", "eth0", *switches[request.param]]).returncode == 0
+        if request.param == "NAPI GRO":  # real coalescing of outer datagrams, as behind a NIC: strides of whole frames
+            assert made.kernel.run(["ethtool", "-K", "eth0", "tx", "off"]).returncode == 0
+            assert made.node.run(["ethtool", "-K", "eth0", "gro", "on"]).returncode == 0
         yield made
         assert add_up(made.status(made.node))
 
@@ -51,6 +58,19 @@ def test_udp_of_every_size_class_both_ways(mixed, version):
                 payload = os.urandom(size)
                 sender.send(payload)
                 assert receiver.recv(65535) == payload, size
+
+
+@pytest.mark.parametrize("version", [4, 6])
+@pytest.mark.parametrize("towards", ["kernel", "node"])
+def test_udp_superpackets_keep_their_datagrams(mixed, version, towards):
+    """An inner sender that uses UDP_SEGMENT: every datagram arrives by itself, whole and in order."""
+    ends = (mixed.pod, mixed.kernel_pod) if towards == "kernel" else (mixed.kernel_pod, mixed.pod)
+    with udp_sockets(*ends, version) as (sender, receiver):
+        for size, count in ((1200, 10), (1200, 40), (100, 60), (1300, 44)):
+            payload = os.urandom(size * count - 7)
+            sender.sendmsg([payload], [(socket.IPPROTO_UDP, 103, size.to_bytes(2, sys.byteorder))])
+            pieces = [payload[at : at + size] for at in range(0, len(payload), size)]
+            assert [receiver.recv(65535) for _ in pieces] == pieces
 
 
 def test_traceroute_both_ways(mixed):
@@ -85,10 +105,6 @@ def test_our_header_is_byte_for_byte_what_the_kernel_emits(mixed):
 
 def test_a_reserved_bit_dies_at_the_kernel_which_is_why_we_send_none(mixed):
     """Documents drivers/net/vxlan/vxlan_core.c, vxlan_rcv: leftover reserved bits are dropped."""
-    import socket
-
-    from dataplane.lab import inside
-
     assert pings(mixed.pod, mixed.kernel_pod.ipv4)
     with Tap(mixed.node.name, "eth0") as tap:
         assert pings(mixed.pod, mixed.kernel_pod.ipv4)
