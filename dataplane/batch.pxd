@@ -1,11 +1,25 @@
 cimport cython
 
 cdef int _FORWARDED
+cdef Py_ssize_t _SLOT_SIZE, _HEADROOM
 
-cpdef list indices_of(const int[::1] verdicts, Py_ssize_t count, int verdict)
+cdef class Batch:
+    cdef readonly Py_ssize_t capacity
+    cdef public Py_ssize_t count
+    cdef readonly object data, vnet, slots, vnet_slots
+    cdef readonly object offset, length, verdict, peer, stride, flow, head, last
+    cdef unsigned char[::1] data_c, vnet_c
+    cdef int[::1] offset_c, length_c, verdict_c, peer_c, stride_c, flow_c, head_c, last_c
 
-@cython.locals(i=Py_ssize_t, forwarded="long long")
-cpdef long long tally(const int[::1] verdicts, const int[::1] lengths, Py_ssize_t count, long long[::1] counts) except -1
+    cpdef int clear(self) noexcept
 
-@cython.locals(i=Py_ssize_t)
-cpdef int share_verdicts(int[::1] verdicts, const int[::1] heads, Py_ssize_t count) except -1
+    @cython.locals(index=Py_ssize_t)
+    cpdef int add(self, int length, int peer=*, int stride=*) except -1
+
+    cpdef list indices(self, int verdict)
+
+    @cython.locals(i=Py_ssize_t, forwarded="long long", verdict=int)
+    cpdef long long tally(self, long long[::1] counts) except -1
+
+    @cython.locals(i=Py_ssize_t)
+    cpdef int share_verdicts(self) except -1

@@ -29,11 +29,15 @@ from encap.vnet import VNET_LENGTH
 HEADROOM = 64
 MAX_PACKET_LENGTH = 65535
 _SLOT_SIZE = 65792
+_HEADROOM = HEADROOM
 _FORWARDED = int(Verdict.FORWARDED)
 
 
 class Batch:
-    """`capacity` entries; as many slots, or none if the bytes of another block are described (`data`)."""
+    """`capacity` entries; as many slots, or none if the bytes of another block are described (`data`).
+
+    The compiled loops read the same columns through the attributes that end in ``_c``, which are typed in ``batch.pxd``.
+    """
 
     def __init__(self, capacity: int, data: memoryview | None = None) -> None:
         self.capacity = capacity
@@ -44,14 +48,13 @@ class Batch:
         """Where packet i is to be received: MAX_PACKET_LENGTH writable bytes."""
         self.vnet_slots = [(self.vnet_header(i), slot) for i, slot in enumerate(self.slots)]
         """The same behind its virtio-net header, for a scattered read."""
-        self.offset = self._column()
-        self.length = self._column()
-        self.peer = self._column()
-        self.stride = self._column()
-        self.flow = self._column()
-        self.verdict = self._column()
-        self.head = self._column()
-        self.last = self._column()
+        self.offset, self.length, self.verdict = self._column(), self._column(), self._column()
+        self.peer, self.stride, self.flow = self._column(), self._column(), self._column()
+        self.head, self.last = self._column(), self._column()
+        self.data_c, self.vnet_c = self.data, self.vnet
+        self.offset_c, self.length_c, self.verdict_c = self.offset, self.length, self.verdict
+        self.peer_c, self.stride_c, self.flow_c = self.peer, self.stride, self.flow
+        self.head_c, self.last_c = self.head, self.last
 
     def _slot(self, index: int) -> memoryview:
         start = index * _SLOT_SIZE + HEADROOM
@@ -72,12 +75,12 @@ class Batch:
     def add(self, length: int, peer: int = 0, stride: int = 0) -> None:
         """Take the `length` bytes now in the next free slot as received."""
         index = self.count
-        self.offset[index] = index * _SLOT_SIZE + HEADROOM
-        self.length[index] = length
-        self.peer[index] = peer
-        self.stride[index] = stride
-        self.verdict[index] = 0
-        self.head[index] = index
+        self.offset_c[index] = index * _SLOT_SIZE + _HEADROOM
+        self.length_c[index] = length
+        self.peer_c[index] = peer
+        self.stride_c[index] = stride
+        self.verdict_c[index] = 0
+        self.head_c[index] = index
         self.count = index + 1
 
     def put(self, packet: bytes | bytearray | memoryview, peer: int = 0, stride: int = 0, vnet: bytes = bytes(10)) -> None:
@@ -97,25 +100,19 @@ class Batch:
 
     def indices(self, verdict: int) -> list[int]:
         """Which entries have `verdict`."""
-        return indices_of(self.verdict, self.count, verdict)
+        return [i for i in range(self.count) if self.verdict_c[i] == verdict]
 
+    def tally(self, counts: "array[int]") -> int:
+        """Count each entry's verdict in `counts`; returns the bytes of the packets forwarded."""
+        forwarded = 0
+        for i in range(self.count):
+            verdict = self.verdict_c[i]
+            counts[verdict] += 1
+            if verdict == _FORWARDED:
+                forwarded += self.length_c[i]
+        return forwarded
 
-def indices_of(verdicts: memoryview, count: int, verdict: int) -> list[int]:
-    """The places below `count` at which `verdicts` holds `verdict`."""
-    return [i for i in range(count) if verdicts[i] == verdict]
-
-
-def tally(verdicts: memoryview, lengths: memoryview, count: int, counts: "array[int]") -> int:
-    """Count each of the first `count` verdicts in `counts`; returns the bytes of the packets forwarded."""
-    forwarded = 0
-    for i in range(count):
-        counts[verdicts[i]] += 1
-        if verdicts[i] == _FORWARDED:
-            forwarded += lengths[i]
-    return forwarded
-
-
-def share_verdicts(verdicts: memoryview, heads: memoryview, count: int) -> None:
-    """Give each entry the verdict of the one that it was merged into."""
-    for i in range(count):
-        verdicts[i] = verdicts[heads[i]]
+    def share_verdicts(self) -> None:
+        """Give each entry the verdict of the one that it was merged into."""
+        for i in range(self.count):
+            self.verdict_c[i] = self.verdict_c[self.head_c[i]]

@@ -20,9 +20,9 @@ import time
 from collections.abc import Callable
 from ipaddress import IPv4Address, IPv6Address
 
-from dataplane.batch import Batch, share_verdicts, tally
+from dataplane.batch import Batch
 from dataplane.device import Device
-from dataplane.inbound import coalesce, decapsulate, unpack
+from dataplane.inbound import coalesce, decapsulate, unpack, write_vnet_headers
 from dataplane.offload import Offload, Offloads
 from dataplane.outbound import Outbound, judge_batch
 from dataplane.ratelimit import TokenBucket
@@ -57,7 +57,7 @@ class Direction:
     def count(self, batch: Batch) -> None:
         """Add a batch whose verdicts are final."""
         self.received += batch.count
-        self.forwarded_bytes += tally(batch.verdict, batch.length, batch.count, self.verdicts)
+        self.forwarded_bytes += batch.tally(self.verdicts)
 
 
 class Engine:
@@ -176,19 +176,20 @@ class Engine:
                     self._too_big(batch, index, table)
 
     def _deliver(self, batch: Batch) -> None:
-        pieces, table = self._pieces, self.table
+        pieces, table, mtu = self._pieces, self.table, self._device.mtu
         following = 0
         while following < batch.count:
             following = unpack(batch, pieces, table, following)
-            forwarded = decapsulate(pieces, table, self._device.mtu)
+            forwarded = decapsulate(pieces, table)
             if forwarded < pieces.count:
                 self._answer_through_tunnel(pieces)
             if forwarded:
                 merging = forwarded > 1 and self._offloads.is_on(Offload.TUN_GRO)
-                merged = coalesce(pieces, self._coalescer) if merging else 0
+                merged = coalesce(pieces, self._coalescer, mtu) if merging else 0
+                write_vnet_headers(pieces, mtu)
                 self._device.transmit(pieces)
                 if merged:
-                    share_verdicts(pieces.verdict, pieces.head, pieces.count)
+                    pieces.share_verdicts()
             self.inbound.count(pieces)
 
     def _answer_to_device(self, batch: Batch, verdict: Verdict, kind: icmp.ErrorKind) -> None:

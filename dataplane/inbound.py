@@ -1,9 +1,9 @@
 """Datagrams become packets for the device, and packets become superpackets.
 
-Theory of operation, in three passes. `unpack` finds the datagrams in what was received: one buffer may hold many of
-one size (UDP_GRO). `decapsulate` judges each (`strip` finds the inner packet behind the framing, `admit` decides
-whether its source may send it and whether it is for us), takes one off the TTL in the ip framing, and writes the
-packet's virtio-net header. `coalesce` merges runs of packets of one flow, so that one write hands them to the kernel.
+Theory of operation, in four passes. `unpack` finds the datagrams in what was received: one buffer may hold many of one
+size (UDP_GRO). `decapsulate` judges each (`strip` finds the inner packet behind the framing, `admit` decides whether its
+source may send it and whether it is for us) and takes one off the TTL in the ip framing. `coalesce` merges runs of
+packets of one flow, so that one write hands them to the kernel, and `write_vnet_headers` prepares the rest.
 
 Two things that look like attacks are normal on one host, where a kernel VXLAN peer's packets reach us over veth: the inner
 TCP or UDP checksum is only the pseudo-header sum, and one datagram holds an inner packet of up to 64 900 bytes, since
@@ -40,6 +40,9 @@ _LIMITED_BROADCAST = 0xFFFFFFFF
 _UNKNOWN_VTEP = int(Verdict.UNKNOWN_VTEP)
 _SPOOFED_SOURCE = int(Verdict.SPOOFED_SOURCE)
 _NOT_FOR_US = int(Verdict.NOT_FOR_US)
+WRITTEN = -1
+"""In the column `last`: the virtio-net header of this entry is written."""
+_WRITTEN = WRITTEN
 
 
 def strip(data: Octets, at: int, length: int, table: Table) -> int:
@@ -115,16 +118,16 @@ def unpack(batch: Batch, pieces: Batch, table: Table, first: int) -> int:
     Over veth the kernel may tell the segment size of an inner UDP superpacket instead, and the buffer is one datagram; then
     the piece keeps that size as its stride. What agrees with neither is one piece, which the judgement will refuse.
     """
-    data = batch.data
-    offset = batch.offset
-    length = batch.length
-    peer = batch.peer
-    stride = batch.stride
-    out_offset = pieces.offset
-    out_length = pieces.length
-    out_peer = pieces.peer
-    out_stride = pieces.stride
-    out_last = pieces.last
+    data = batch.data_c
+    offset = batch.offset_c
+    length = batch.length_c
+    peer = batch.peer_c
+    stride = batch.stride_c
+    out_offset = pieces.offset_c
+    out_length = pieces.length_c
+    out_peer = pieces.peer_c
+    out_stride = pieces.stride_c
+    out_last = pieces.last_c
     tunnel = table.header_length
     capacity = pieces.capacity
     count = 0
@@ -139,7 +142,7 @@ def unpack(batch: Batch, pieces: Batch, table: Table, first: int) -> int:
         elif length[i] < tunnel or stated_length(data, at + tunnel, length[i] - tunnel) != size - tunnel:
             inner_size = size
             size = length[i]
-        if count and count + (length[i] + size - 1) // size > capacity:
+        if count and count + max((length[i] + size - 1) // size, 1) > capacity:
             break
         while True:
             if count == capacity:
@@ -158,20 +161,18 @@ def unpack(batch: Batch, pieces: Batch, table: Table, first: int) -> int:
     return i
 
 
-def decapsulate(pieces: Batch, table: Table, mtu: int) -> int:
+def decapsulate(pieces: Batch, table: Table) -> int:
     """Judge every datagram of `pieces`, and make packets of those that come in; returns how many do.
 
     Reads `peer` (the VTEP number of the outer source). Sets `verdict` and `head`; where the inner packet could be found,
-    `offset` and `length` are its own. `mtu` is the device's, in bytes.
+    `offset` and `length` are its own.
     """
-    data = pieces.data
-    vnet = pieces.vnet
-    offset = pieces.offset
-    length = pieces.length
-    peer = pieces.peer
-    stride = pieces.stride
-    verdict = pieces.verdict
-    head = pieces.head
+    data = pieces.data_c
+    offset = pieces.offset_c
+    length = pieces.length_c
+    peer = pieces.peer_c
+    verdict = pieces.verdict_c
+    head = pieces.head_c
     forwarded = 0
     for i in range(pieces.count):
         head[i] = i
@@ -193,46 +194,58 @@ def decapsulate(pieces: Batch, table: Table, mtu: int) -> int:
             continue
         if not table.is_vxlan:
             decrement_ttl(data, at)
-        write_vnet_header(vnet, i * VNET_LENGTH, data, at, inner_length, mtu, stride[i])
         verdict[i] = _FORWARDED
         forwarded += 1
     return forwarded
 
 
-def coalesce(pieces: Batch, coalescer: Coalescer) -> int:
+def coalesce(pieces: Batch, coalescer: Coalescer, mtu: int) -> int:
     """Merge runs of forwarded packets of one flow; returns how many packets were merged into another.
 
-    Sets `head` of a merged packet to the entry that it went into and its `length` to 0, and that entry's `length` and
-    virtio-net header. Packets
-    that are to be segmented already (a kernel peer's) stay as they are.
+    Sets `head` of a merged packet to the entry that it went into and its `length` to 0; that entry's `length` and
+    virtio-net header, and its `last` to WRITTEN. Packets that are to be segmented already (a kernel peer's, longer
+    than `mtu` or with a stride) stay as they are.
     """
-    data = pieces.data
-    vnet = pieces.vnet
-    offset = pieces.offset
-    length = pieces.length
-    verdict = pieces.verdict
-    head = pieces.head
-    last = pieces.last
+    data = pieces.data_c
+    offset = pieces.offset_c
+    length = pieces.length_c
+    stride = pieces.stride_c
+    verdict = pieces.verdict_c
+    head = pieces.head_c
+    last = pieces.last_c
     merged = 0
     coalescer.reset()
     for i in range(pieces.count):
         if verdict[i] != _FORWARDED:
             continue
+        is_plain = length[i] <= mtu and not stride[i]
         item = coalescer.item
-        if item >= 0 and vnet[i * VNET_LENGTH + 1] == 0 and coalescer.append(data, offset[i], length[i]) == 0:
+        if item >= 0 and is_plain and coalescer.append(data, offset[i], length[i]) == 0:
             head[i] = item
             length[i] = 0
             merged += 1
             continue
-        if item >= 0 and coalescer.segments > 1:
-            length[item] = coalescer.length
-            coalescer.finish(data, vnet, item * VNET_LENGTH)
-        if vnet[i * VNET_LENGTH + 1] == 0:
+        _finish(pieces, coalescer, item)
+        if is_plain:
             coalescer.begin(i, data, offset[i], length[i], last[i])
         else:
             coalescer.reset()
-    item = coalescer.item
-    if item >= 0 and coalescer.segments > 1:
-        length[item] = coalescer.length
-        coalescer.finish(data, vnet, item * VNET_LENGTH)
+    _finish(pieces, coalescer, coalescer.item)
     return merged
+
+
+def _finish(pieces: Batch, coalescer: Coalescer, item: int) -> None:
+    if item >= 0 and coalescer.segments > 1:
+        pieces.length_c[item] = coalescer.length
+        pieces.last_c[item] = _WRITTEN
+        coalescer.finish(pieces.data_c, pieces.vnet_c, item * VNET_LENGTH)
+
+
+def write_vnet_headers(pieces: Batch, mtu: int) -> None:
+    """The virtio-net header of every packet that is to be written and has none yet; `mtu` is the device's, in bytes."""
+    for i in range(pieces.count):
+        if pieces.verdict_c[i] == _FORWARDED and pieces.head_c[i] == i and pieces.last_c[i] != _WRITTEN:
+            write_vnet_header(
+                pieces.vnet_c, i * VNET_LENGTH, pieces.data_c, pieces.offset_c[i], pieces.length_c[i], mtu,
+                pieces.stride_c[i],
+            )  # fmt: skip

@@ -11,10 +11,12 @@ Addresses (documentation prefixes, RFC 5737 and RFC 3849): host N is 192.0.2.N a
 
 import contextlib
 import ctypes
+import json
 import os
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
@@ -24,6 +26,7 @@ from typing import Any
 _NETNS_DIR = Path("/run/netns")
 _CLONE_NEWNET = 0x40000000
 UNDERLAY_MTU = 1500
+_SETTLE_SECONDS = 5.0
 
 
 class LabError(Exception):
@@ -91,6 +94,25 @@ class Namespace:
     def _command(self, command: Sequence[str]) -> list[str]:
         return ["ip", "netns", "exec", self.name, *command]
 
+    def settle(self) -> None:
+        """Wait until every IPv6 address can be used.
+
+        The kernel finishes one in the background, also with nodad: until its local route is there (net/ipv6/addrconf.c,
+        addrconf_dad_work), packets for it are not delivered.
+        """
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while not self._is_settled():
+            if time.monotonic() > deadline:
+                raise LabError(f"an IPv6 address in {self.name} does not become usable")
+            time.sleep(0.005)
+
+    def _is_settled(self) -> bool:
+        shown = self.run(["ip", "-6", "-j", "addr", "show", "up"]).stdout
+        routes = self.run(["ip", "-6", "-j", "route", "show", "table", "local"]).stdout
+        local = {route["dst"] for route in json.loads(routes or "[]")}
+        own = [address for link in json.loads(shown or "[]") for address in link.get("addr_info", ())]
+        return all(not address.get("tentative") and address["local"] in local for address in own if address)
+
     def sysctl(self, settings: Mapping[str, str]) -> None:
         """Write /proc/sys entries, named with slashes."""
         with inside(self.name):
@@ -146,6 +168,8 @@ class Host(Namespace):
                 pod.ipv4 = address
             else:
                 pod.ipv6 = address
+        pod.settle()
+        self.settle()
         self.pods.append(pod)
         return pod
 
@@ -227,6 +251,7 @@ class Lab:
         )
         if ipv6:
             host.ip(f"addr add {host.ipv6}/64 dev eth0 nodad")
+            host.settle()
         self.hosts.append(host)
         return host
 

@@ -4,6 +4,7 @@ from encap.checksum cimport finish
 from encap.ip cimport check, decrement_ttl, flow_hash, ttl
 from encap.segment cimport check as check_superpacket, count as count_segments, segment
 from encap.vnet cimport load_native16
+from dataplane.batch cimport Batch
 from routing.table cimport Table
 
 cdef int _FORWARDED, _NO_ROUTE, _TTL_EXPIRED, _MULTICAST, _BAD_OFFLOAD
@@ -23,21 +24,20 @@ cpdef int judge_offload(
     data="unsigned char[::1]", vnet="unsigned char[::1]", offset="int[::1]", length="int[::1]", peer="int[::1]",
     flow="int[::1]", verdict="int[::1]", forwarded=Py_ssize_t, i=Py_ssize_t, at=Py_ssize_t, row="long long", refusal=int,
 )
-cpdef Py_ssize_t judge_batch(object batch, Table table) except -1
+cpdef Py_ssize_t judge_batch(Batch batch, Table table) except -1
 
 cdef class Outbound:
-    cdef readonly object trains
+    cdef readonly Batch trains
     cdef readonly Py_ssize_t lanes, max_segments
-    cdef Py_ssize_t _packet, _segment, _train, _position, _segments, _capacity
+    cdef Py_ssize_t _packet, _segment, _train, _position, _segments
     cdef bint _is_open
-    cdef int[::1] _offset, _length, _stride, _peer, _flow, _verdict, _head, _last
 
     @cython.locals(
         data="unsigned char[::1]", vnet="unsigned char[::1]", offset="int[::1]", length="int[::1]", verdict="int[::1]",
         peer="int[::1]", flow="int[::1]", arena="unsigned char[::1]", limit=Py_ssize_t, count=Py_ssize_t, i=Py_ssize_t,
-        finished=bint,
+        finished=bint, trains=Batch,
     )
-    cpdef bint lay_out(self, object batch, Table table) except -1
+    cpdef bint lay_out(self, Batch batch, Table table) except -1
 
     @cython.locals(
         gso_type=int, start=Py_ssize_t, size=Py_ssize_t, header_length=Py_ssize_t, segments=Py_ssize_t,

@@ -81,13 +81,13 @@ def judge_offload(vnet: Octets, vnet_at: int, data: Octets, at: int, length: int
 
 def judge_batch(batch: Batch, table: Table) -> int:
     """Judge every packet of `batch`; returns how many go on. Sets `verdict`, and of those that go on `peer` and `flow`."""
-    data = batch.data
-    vnet = batch.vnet
-    offset = batch.offset
-    length = batch.length
-    peer = batch.peer
-    flow = batch.flow
-    verdict = batch.verdict
+    data = batch.data_c
+    vnet = batch.vnet_c
+    offset = batch.offset_c
+    length = batch.length_c
+    peer = batch.peer_c
+    flow = batch.flow_c
+    verdict = batch.verdict_c
     forwarded = 0
     for i in range(batch.count):
         at = offset[i]
@@ -111,10 +111,6 @@ class Outbound:
 
     def __init__(self, arena_bytes: int = ARENA_BYTES, trains: int = TRAINS) -> None:
         self.trains = Batch(trains, memoryview(bytearray(arena_bytes)))
-        self._capacity = trains
-        self._offset, self._length, self._stride = self.trains.offset, self.trains.length, self.trains.stride
-        self._peer, self._flow, self._verdict = self.trains.peer, self.trains.flow, self.trains.verdict
-        self._head, self._last = self.trains.head, self.trains.last
         self.lanes = 1
         self.max_segments = MAX_SEGMENTS
         self._packet = 0
@@ -134,14 +130,14 @@ class Outbound:
     def lay_out(self, batch: Batch, table: Table) -> bool:
         """Fill the arena with trains, from where the last call stopped; whether something is left for another call."""
         trains = self.trains
-        data = batch.data
-        vnet = batch.vnet
-        offset = batch.offset
-        length = batch.length
-        verdict = batch.verdict
-        peer = batch.peer
-        flow = batch.flow
-        arena = trains.data
+        data = batch.data_c
+        vnet = batch.vnet_c
+        offset = batch.offset_c
+        length = batch.length_c
+        verdict = batch.verdict_c
+        peer = batch.peer_c
+        flow = batch.flow_c
+        arena = trains.data_c
         limit = len(arena)
         count = batch.count
         self._train = -1
@@ -205,28 +201,28 @@ class Outbound:
         train = self._train
         if (
             self._is_open
-            and self._peer[train] == row
-            and self._flow[train] == lane
-            and length <= self._stride[train]
+            and self.trains.peer_c[train] == row
+            and self.trains.flow_c[train] == lane
+            and length <= self.trains.stride_c[train]
             and self._segments < self.max_segments
-            and self._length[train] + length <= _MAX_TRAIN_LENGTH
+            and self.trains.length_c[train] + length <= _MAX_TRAIN_LENGTH
         ):
-            self._length[train] += length
+            self.trains.length_c[train] += length
             self._segments += 1
-            self._is_open = length == self._stride[train]
+            self._is_open = length == self.trains.stride_c[train]
         else:
             train += 1
-            if train == self._capacity:
+            if train == self.trains.capacity:
                 return False
             self._train = train
             self._segments = 1
             self._is_open = True
-            self._offset[train] = self._position
-            self._length[train] = length
-            self._stride[train] = length
-            self._peer[train] = row
-            self._flow[train] = lane
-            self._verdict[train] = _FORWARDED
-            self._head[train] = self._packet
-        self._last[train] = self._packet
+            self.trains.offset_c[train] = self._position
+            self.trains.length_c[train] = length
+            self.trains.stride_c[train] = length
+            self.trains.peer_c[train] = row
+            self.trains.flow_c[train] = lane
+            self.trains.verdict_c[train] = _FORWARDED
+            self.trains.head_c[train] = self._packet
+        self.trains.last_c[train] = self._packet
         return True

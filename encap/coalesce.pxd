@@ -8,7 +8,7 @@ cdef int _MAX_LENGTH, _MAX_UDP_SEGMENTS, _ACK, _ACK_AND_PSH, _PSH
 cdef int IPV4_DONT_FRAGMENT, IPV4_FRAGMENT, IPV4_HEADER_LENGTH, IPV4_IDENTIFICATION, IPV4_PROTOCOL, IPV4_SOURCE
 cdef int IPV4_TOTAL_LENGTH, IPV6_HEADER_LENGTH, IPV6_NEXT_HEADER, IPV6_PAYLOAD_LENGTH, IPV6_SOURCE
 cdef int PROTOCOL_TCP, PROTOCOL_UDP, TCP_ACKNOWLEDGMENT, TCP_CHECKSUM, TCP_DATA_OFFSET, TCP_FLAGS, TCP_HEADER_LENGTH
-cdef int TCP_SEQUENCE, TCP_WINDOW, UDP_CHECKSUM, UDP_HEADER_LENGTH, UDP_LENGTH
+cdef int TCP_SEQUENCE, TCP_URGENT_POINTER, TCP_WINDOW, UDP_CHECKSUM, UDP_HEADER_LENGTH, UDP_LENGTH
 cdef int FLAG_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4
 
 @cython.locals(protocol=int, start=Py_ssize_t, header_length=Py_ssize_t, flags=int)
@@ -40,7 +40,7 @@ cdef class Coalescer:
     )
     cpdef int finish(self, unsigned char[::1] buf, unsigned char[::1] vnet, Py_ssize_t vnet_at) except -1
 
-    @cython.locals(start=Py_ssize_t, mine=Py_ssize_t, same=bint, acknowledgment=Py_ssize_t)
+    @cython.locals(start=Py_ssize_t, mine=Py_ssize_t, protocol=Py_ssize_t, addresses=Py_ssize_t)
     cdef bint _is_same_flow(self, const unsigned char[::1] buf, Py_ssize_t at) except -1
 
     @cython.locals(

@@ -37,6 +37,7 @@ from encap.fields import (
     TCP_FLAGS,
     TCP_HEADER_LENGTH,
     TCP_SEQUENCE,
+    TCP_URGENT_POINTER,
     TCP_WINDOW,
     UDP_CHECKSUM,
     UDP_HEADER_LENGTH,
@@ -107,11 +108,13 @@ def candidate(buf: Octets, at: int, length: int) -> int:
 
 
 def has_good_checksum(buf: Octets, at: int, length: int) -> bool:
-    """Whether the transport checksum of a candidate is right, or partial and thus still to be made.
+    """Whether the checksums of a candidate are right; that of the transport header may be partial, thus still to be made.
 
     A UDP packet without a checksum has none that is right.
     """
     if buf[at] >> 4 == 4:
+        if fields.sum_words(buf, at, IPV4_HEADER_LENGTH) != 0xFFFF:
+            return False
         start = IPV4_HEADER_LENGTH
         protocol = buf[at + IPV4_PROTOCOL]
         pseudo = pseudo_sum(buf, at + IPV4_SOURCE, 8, protocol, length - start)
@@ -237,23 +240,18 @@ class Coalescer:
         self.item = -1
 
     def _is_same_flow(self, buf: Octets, at: int) -> bool:
-        """Addresses, protocol, ports and, for TCP, the acknowledgment."""
+        """Protocol; addresses and ports, which stand in one run in a candidate; and for TCP the acknowledgment."""
         start = self._start
         mine = self._at
-        if fields.load32(buf, at + start) != fields.load32(buf, mine + start):
+        protocol = IPV4_PROTOCOL if self._is_ipv4 else IPV6_NEXT_HEADER
+        addresses = IPV4_SOURCE if self._is_ipv4 else IPV6_SOURCE
+        if buf[at + protocol] != buf[mine + protocol]:
             return False
-        if self._is_ipv4:
-            same = buf[at + IPV4_PROTOCOL] == buf[mine + IPV4_PROTOCOL] and fields.load64(
-                buf, at + IPV4_SOURCE
-            ) == fields.load64(buf, mine + IPV4_SOURCE)
-        else:
-            same = buf[at + IPV6_NEXT_HEADER] == buf[mine + IPV6_NEXT_HEADER] and fields.equal(
-                buf, at + IPV6_SOURCE, buf, mine + IPV6_SOURCE, 32
-            )
-        if not same or not self._is_tcp:
-            return same
-        acknowledgment = start + TCP_ACKNOWLEDGMENT
-        return fields.load32(buf, at + acknowledgment) == fields.load32(buf, mine + acknowledgment)
+        if not fields.equal(buf, at + addresses, buf, mine + addresses, start + 4 - addresses):
+            return False
+        return not self._is_tcp or fields.equal(
+            buf, at + start + TCP_ACKNOWLEDGMENT, buf, mine + start + TCP_ACKNOWLEDGMENT, 4
+        )
 
     def _has_same_headers(self, buf: Octets, at: int) -> bool:
         """What must not differ between the packets of one superpacket."""
@@ -276,7 +274,11 @@ class Coalescer:
             return False  # version, traffic class, flow label; hop limit
         if not self._is_tcp:
             return True
+        if buf[at + start + TCP_DATA_OFFSET] != buf[mine + start + TCP_DATA_OFFSET]:
+            return False  # the reserved bits beside it
         if fields.load16(buf, at + start + TCP_WINDOW) != fields.load16(buf, mine + start + TCP_WINDOW):
+            return False
+        if fields.load16(buf, at + start + TCP_URGENT_POINTER) != fields.load16(buf, mine + start + TCP_URGENT_POINTER):
             return False
         options = start + TCP_HEADER_LENGTH
         return fields.equal(buf, at + options, buf, mine + options, self._header_length - options)

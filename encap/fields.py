@@ -10,7 +10,11 @@ from ``fields.pxd``, as inline C with one bounds check a call.
 Sources of the layouts: IPv4 RFC 791 3.1, IPv6 RFC 8200 3, UDP RFC 768, TCP RFC 9293 3.1, Ethernet IEEE 802.3.
 """
 
+import struct
 from typing import TypeAlias
+
+_UNSIGNED_32 = struct.Struct("!I")
+_UNSIGNED_64 = struct.Struct("!Q")
 
 Octets: TypeAlias = bytes | bytearray | memoryview
 """What the functions here read: any C-contiguous buffer of unsigned bytes."""
@@ -55,6 +59,7 @@ TCP_DATA_OFFSET = 12
 TCP_FLAGS = 13
 TCP_WINDOW = 14
 TCP_CHECKSUM = 16
+TCP_URGENT_POINTER = 18
 
 PROTOCOL_ICMP = 1
 PROTOCOL_TCP = 6
@@ -69,12 +74,20 @@ def load16(buf: Octets, at: int) -> int:
 
 def load32(buf: Octets, at: int) -> int:
     """The 32-bit big-endian field at `at`. Raises IndexError beyond the buffer."""
-    return (load16(buf, at) << 16) | load16(buf, at + 2)
+    try:
+        value: int = _UNSIGNED_32.unpack_from(buf, at)[0]
+    except struct.error:
+        raise IndexError("access beyond the buffer") from None
+    return value
 
 
 def load64(buf: Octets, at: int) -> int:
     """The 64-bit big-endian field at `at`. Raises IndexError beyond the buffer."""
-    return (load32(buf, at) << 32) | load32(buf, at + 4)
+    try:
+        value: int = _UNSIGNED_64.unpack_from(buf, at)[0]
+    except struct.error:
+        raise IndexError("access beyond the buffer") from None
+    return value
 
 
 def store16(buf: WritableOctets, at: int, value: int) -> None:

@@ -3,12 +3,12 @@ from encap.checksum cimport fold, pseudo_sum, write_ipv4_header_checksum
 from encap cimport fields
 
 cdef int _BAD_OFFLOAD, _FIN_AND_PSH, _CWR
-cdef int IPV4_IDENTIFICATION, IPV4_SOURCE, IPV4_TOTAL_LENGTH, IPV6_HEADER_LENGTH, IPV6_PAYLOAD_LENGTH, IPV6_SOURCE
+cdef int IPV4_HEADER_LENGTH, IPV4_IDENTIFICATION, IPV4_SOURCE, IPV4_TOTAL_LENGTH, IPV6_HEADER_LENGTH, IPV6_PAYLOAD_LENGTH, IPV6_SOURCE
 cdef int PROTOCOL_TCP, PROTOCOL_UDP, TCP_CHECKSUM, TCP_DATA_OFFSET, TCP_FLAGS, TCP_HEADER_LENGTH, TCP_SEQUENCE
 cdef int UDP_CHECKSUM, UDP_HEADER_LENGTH, UDP_LENGTH
 cdef int GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4
 
-@cython.locals(version=int, transport=Py_ssize_t)
+@cython.locals(version=int, least=Py_ssize_t, transport=Py_ssize_t)
 cpdef Py_ssize_t check(
     const unsigned char[::1] buf, Py_ssize_t at, Py_ssize_t length, int gso_type, Py_ssize_t gso_size, Py_ssize_t start
 ) except? -1000

@@ -18,6 +18,7 @@ from encap import fields
 from encap.checksum import fold, pseudo_sum, write_ipv4_header_checksum
 from encap.faults import Fault
 from encap.fields import (
+    IPV4_HEADER_LENGTH,
     IPV4_IDENTIFICATION,
     IPV4_SOURCE,
     IPV4_TOTAL_LENGTH,
@@ -51,7 +52,8 @@ def check(buf: Octets, at: int, length: int, gso_type: int, gso_size: int, start
     the other IP version, the size is zero, or the headers do not fit.
     """
     version = buf[at] >> 4
-    if gso_size <= 0 or start < (20 if version == 4 else IPV6_HEADER_LENGTH):
+    least = (buf[at] & 0x0F) * 4 if version == 4 else IPV6_HEADER_LENGTH
+    if gso_size <= 0 or start < max(least, IPV4_HEADER_LENGTH):
         return -_BAD_OFFLOAD
     if (gso_type == GSO_TCPV4 and version == 4) or (gso_type == GSO_TCPV6 and version == 6):
         if start + TCP_HEADER_LENGTH > length:

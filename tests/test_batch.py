@@ -1,12 +1,10 @@
 """The batch's layout and its two compiled helpers against slow twins."""
 
-from array import array
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.batch import HEADROOM, MAX_PACKET_LENGTH, Batch, indices_of, share_verdicts, tally
+from dataplane.batch import HEADROOM, MAX_PACKET_LENGTH, Batch
 from dataplane.verdict import MEANING, Verdict, by_name, new_counts
 from encap.faults import Fault
 
@@ -47,7 +45,7 @@ def test_merged_entries_share_the_verdict_of_their_head():
         batch.add(1)
         batch.head[i] = head
     batch.verdict[0], batch.verdict[2] = Verdict.QUEUE_FULL, Verdict.FORWARDED
-    share_verdicts(batch.verdict, batch.head, 4)
+    batch.share_verdicts()
     assert list(batch.verdict) == [Verdict.QUEUE_FULL, Verdict.QUEUE_FULL, Verdict.FORWARDED, Verdict.QUEUE_FULL]
 
 
@@ -77,21 +75,29 @@ def test_more_than_fits_raises():
         batch.add(1)
 
 
-@given(st.lists(st.tuples(st.sampled_from(list(Verdict)), st.integers(0, 65535)), max_size=64), st.integers(0, 64))
-def test_tally_counts_each_verdict_and_the_bytes_forwarded(packets, cut):
-    count = min(cut, len(packets))
-    verdicts = memoryview(array("i", [verdict for verdict, _ in packets] or [0]))
-    lengths = memoryview(array("i", [length for _, length in packets] or [0]))
+def batch_of(verdicts: list[int], lengths: list[int]) -> Batch:
+    batch = Batch(64)
+    for i, (verdict, length) in enumerate(zip(verdicts, lengths, strict=True)):
+        batch.add(length)
+        batch.verdict[i] = verdict
+    return batch
+
+
+PACKETS = st.lists(st.tuples(st.sampled_from(list(Verdict)), st.integers(0, 65535)), max_size=64)
+
+
+@given(PACKETS)
+def test_tally_counts_each_verdict_and_the_bytes_forwarded(packets):
+    batch = batch_of([verdict for verdict, _ in packets], [length for _, length in packets])
     counts = new_counts()
-    forwarded = tally(verdicts, lengths, count, counts)
-    assert forwarded == sum(length for verdict, length in packets[:count] if verdict == Verdict.FORWARDED)
-    assert list(counts) == [sum(verdict == each for verdict, _ in packets[:count]) for each in Verdict]
+    assert batch.tally(counts) == sum(length for verdict, length in packets if verdict == Verdict.FORWARDED)
+    assert list(counts) == [sum(verdict == each for verdict, _ in packets) for each in Verdict]
 
 
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=64), st.integers(0, 5))
-def test_indices_of(verdicts, wanted):
-    found = indices_of(memoryview(array("i", verdicts)), len(verdicts), wanted)
-    assert found == [i for i, verdict in enumerate(verdicts) if verdict == wanted]
+@given(PACKETS, st.sampled_from(list(Verdict)))
+def test_indices_of_a_verdict(packets, wanted):
+    batch = batch_of([verdict for verdict, _ in packets], [length for _, length in packets])
+    assert batch.indices(wanted) == [i for i, (verdict, _) in enumerate(packets) if verdict == wanted]
 
 
 def test_every_fault_is_a_verdict_of_the_same_number_and_every_verdict_has_a_meaning():

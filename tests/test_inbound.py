@@ -8,7 +8,7 @@ from scapy.layers.inet6 import IPv6, IPv6ExtHdrHopByHop
 from scapy.packet import Raw
 
 from dataplane.batch import Batch
-from dataplane.inbound import decapsulate, unpack
+from dataplane.inbound import decapsulate, unpack, write_vnet_headers
 from dataplane.verdict import Verdict
 from encap import vnet, vxlan
 from encap.vnet import VnetHeader
@@ -37,7 +37,8 @@ def header_of(packet: bytes, stride: int = 0) -> VnetHeader:
     batch.put(vxlan.header(1, mac(2), mac(1), ethertype) + packet, stride=stride)
     table = table_of(2, [1])
     assert unpack(batch, pieces, table, 0) == 1
-    assert decapsulate(pieces, table, MTU) == pieces.count == 1
+    assert decapsulate(pieces, table) == pieces.count == 1
+    write_vnet_headers(pieces, MTU)
     assert pieces.verdict[0] == Verdict.FORWARDED
     assert bytes(pieces.packet(0)) == packet
     return vnet.parse(pieces.vnet, 0)

@@ -102,7 +102,7 @@ def test_decapsulate_64(benchmark: Any, leases: int) -> None:
 
     def decapsulate_all() -> int:
         unpack(batch, pieces, here, 0)
-        return decapsulate(pieces, here, 1450)
+        return decapsulate(pieces, here)
 
     assert benchmark(decapsulate_all) == PACKETS
 
@@ -129,14 +129,14 @@ def test_coalesce_of_44(benchmark: Any) -> None:
         segment(superpacket, 0, len(superpacket), 52, 20, 1398, index, buffer, index * 1450)
     coalescer = Coalescer()
 
-    def filled() -> tuple[tuple[Batch, Coalescer], dict[str, Any]]:
+    def filled() -> tuple[tuple[Batch, Coalescer, int], dict[str, Any]]:
         batch.clear()
         batch.slots[0][: len(buffer)] = buffer
         pieces.count = 44
         for index in range(44):
             pieces.offset[index], pieces.length[index] = HEADROOM + index * 1450, 1450
             pieces.verdict[index], pieces.head[index], pieces.last[index] = 1, index, HEADROOM + 65535
-        return (pieces, coalescer), {}
+        return (pieces, coalescer, 1450), {}
 
     assert benchmark.pedantic(coalesce, setup=filled, rounds=1000) == 43
 
