@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from bench.profile import profile
+from bench.soak import soak
 from bench.startup import startup
 from bench.throughput.command import throughput
 
@@ -31,8 +33,8 @@ def kernels(arguments: tuple[str, ...] = ()) -> None:
         sys.exit(done.returncode)
 
 
-bench.add_command(startup)
-bench.add_command(throughput)
+for one in (startup, throughput, profile, soak):
+    bench.add_command(one)
 
 if __name__ == "__main__":
     bench(prog_name="python -m bench")

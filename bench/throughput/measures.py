@@ -1,23 +1,22 @@
 """What is measured: iperf3 and ping between the overlay addresses, and what the daemons used meanwhile.
 
-Each measure returns numbers whose names end in their unit. CPU time and memory are read from /proc for the contender's
-processes and their children.
+Each measure returns numbers whose names end in their unit, the one that counts first. CPU time and memory are those of the
+contender's processes and their children.
 """
 
 import json
-import os
 import re
 import subprocess
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from bench.processes import cpu_time, resident_mebibytes, tree
 from bench.throughput.hosts import End
 
 Numbers = dict[str, float]
+"""The first number is the one that contenders are compared by."""
+
 _PORT = 5201
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class MeasureError(Exception):
@@ -27,7 +26,7 @@ class MeasureError(Exception):
 def tcp(first: End, second: End, seconds: float, *options: str) -> Numbers:
     """TCP throughput at the receivers, retransmits, and the daemons' CPU time per gigabyte."""
     before = [_cpu_seconds(end) for end in (first, second)]
-    report = _iperf3(first, second, seconds, *options)
+    report = iperf3(first, second, seconds, *options)
     used = [_cpu_seconds(end) - then for end, then in zip((first, second), before, strict=True)]
     sums = [report["end"]["sum_received"], report["end"].get("sum_received_bidir_reverse")]
     received = sum(one["bytes"] for one in sums if one)
@@ -43,15 +42,20 @@ def tcp(first: End, second: End, seconds: float, *options: str) -> Numbers:
 
 
 def udp(first: End, second: End, seconds: float, length: int) -> Numbers:
-    """UDP datagrams of `length` bytes of payload, offered as fast as iperf3 can."""
-    report = _iperf3(first, second, seconds, "-u", "-b", "0", "-l", str(length))
-    total = report["end"]["sum"]
+    """UDP datagrams of `length` bytes of payload, offered as fast as iperf3 can, which is more than most paths carry."""
+    before = [_cpu_seconds(end) for end in (first, second)]
+    total = iperf3(first, second, seconds, "-u", "-b", "0", "-l", str(length))["end"]["sum"]
+    used = [_cpu_seconds(end) - then for end, then in zip((first, second), before, strict=True)]
     offered, lost = total["packets"], total["lost_packets"]
-    return {
-        "offered_kilopackets_per_second": offered / total["seconds"] / 1e3,
+    numbers = {
         "delivered_kilopackets_per_second": (offered - lost) / total["seconds"] / 1e3,
         "lost_percent": 100.0 * lost / max(offered, 1),
+        "offered_kilopackets_per_second": offered / total["seconds"] / 1e3,
     }
+    if first.processes and offered > lost:
+        for name, seconds_used in zip(("sender", "receiver"), used, strict=True):
+            numbers[f"{name}_cpu_microseconds_per_packet_delivered"] = seconds_used * 1e6 / (offered - lost)
+    return numbers
 
 
 def idle_rtt(first: End, second: End, count: int) -> Numbers:
@@ -66,7 +70,8 @@ def idle_rtt(first: End, second: End, count: int) -> Numbers:
     }
 
 
-def _iperf3(first: End, second: End, seconds: float, *options: str) -> Any:
+def iperf3(first: End, second: End, seconds: float, *options: str) -> Any:
+    """The report of an iperf3 client at `first` whose server is at `second`. Raises MeasureError."""
     server = second.namespace.popen(
         ["iperf3", "-s", "-1", "-B", str(second.overlay), "-p", str(_PORT)], stdout=subprocess.DEVNULL
     )
@@ -85,43 +90,18 @@ def _iperf3(first: End, second: End, seconds: float, *options: str) -> Any:
         server.wait()
 
 
+def _cpu_seconds(end: End) -> float:
+    """What the contender's processes have used so far."""
+    return sum(cpu_time(process).seconds for process in tree(end.processes))
+
+
+def _memory_mebibytes(end: End) -> float:
+    return sum(resident_mebibytes(process) for process in tree(end.processes))
+
+
 def _wait_for_listener(end: End) -> None:
     for _ in range(500):
         if f":{_PORT}" in end.namespace.run(["ss", "-Hltn"]).stdout:
             return
         time.sleep(0.01)
     raise MeasureError("the iperf3 server does not come up")
-
-
-def _tree(end: End) -> list[int]:
-    """The contender's processes with all their descendants."""
-    found = list(end.processes)
-    for process in found:
-        for task in Path(f"/proc/{process}/task").glob("*/children"):
-            found += [int(child) for child in task.read_text(encoding="ascii").split()]
-    return found
-
-
-def _read(end: End, name: str, extract: Callable[[str], float]) -> float:
-    total = 0.0
-    for process in _tree(end):
-        try:
-            total += extract(Path(f"/proc/{process}/{name}").read_text(encoding="ascii"))
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return total
-
-
-def _cpu_seconds(end: End) -> float:
-    """User and system time (proc(5), fields 14 and 15 of stat, counted behind the command's closing bracket)."""
-    return _read(end, "stat", lambda text: sum(map(int, text.rpartition(")")[2].split()[11:13])) / _TICKS)
-
-
-def _memory_mebibytes(end: End) -> float:
-    """Resident set size."""
-
-    def extract(text: str) -> float:
-        found = re.search(r"^VmRSS:\s+(\d+) kB", text, re.MULTILINE)
-        return int(found[1]) / 1024 if found else 0.0
-
-    return _read(end, "status", extract)
