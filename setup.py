@@ -22,6 +22,13 @@ def hot_modules() -> tuple[str, ...]:
     raise SystemExit("encap/__init__.py has no HOT_MODULES")
 
 
+def types_changed() -> bool:
+    """Whether a .pxd is newer than what was made last: Cython does not see that a module depends on another's inline C."""
+    made = [path.stat().st_mtime for path in Path("build/cython").rglob("*.c")]
+    types = [path.stat().st_mtime for folder in ("encap", "routing", "dataplane") for path in Path(folder).rglob("*.pxd")]
+    return bool(made) and max(types) > min(made)
+
+
 DIRECTIVES = {
     "language_level": "3",
     "annotation_typing": False,  # the C types are in the .pxd files; annotations are for people and mypy
@@ -37,6 +44,7 @@ setup(
             for name in hot_modules()
         ],
         compiler_directives=DIRECTIVES,
+        force=types_changed(),
         build_dir="build/cython",
     ),
     options={"build_ext": {"parallel": os.cpu_count()}},

@@ -1,6 +1,5 @@
 cimport cython
-from encap cimport fields
-from encap.checksum cimport finish
+from encap cimport checksum, fields
 from encap.ip cimport check, decrement_ttl, flow_hash, ttl
 from encap.segment cimport check as check_superpacket, count as count_segments, segment
 from encap.vnet cimport load_native16

@@ -14,8 +14,7 @@ as it was.
 
 from dataplane.batch import Batch
 from dataplane.verdict import Verdict
-from encap import fields
-from encap.checksum import finish
+from encap import checksum, fields
 from encap.fields import IPV4_DESTINATION, IPV6_DESTINATION, Octets
 from encap.ip import check, decrement_ttl, flow_hash, ttl
 from encap.segment import check as check_superpacket
@@ -185,7 +184,7 @@ class Outbound:
                 written = length
                 if vnet[vnet_at] & FLAG_NEEDS_CSUM:
                     field = start + load_native16(vnet, vnet_at + _VNET_CSUM_OFFSET)
-                    finish(arena, target + start, target + length, target + field)
+                    checksum.finish(arena, target + start, target + length, target + field)
             if tunnel:
                 fields.move(arena, self._position, table.headers, row * tunnel, tunnel)
             else:

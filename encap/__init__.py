@@ -18,7 +18,6 @@ both and how one steps through a hot loop with a debugger.
 import os
 
 HOT_MODULES = (
-    "encap.checksum",
     "encap.ip",
     "encap.vnet",
     "encap.vxlan",

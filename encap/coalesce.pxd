@@ -1,6 +1,5 @@
 cimport cython
-from encap.checksum cimport fold, pseudo_sum, write_ipv4_header_checksum
-from encap cimport fields
+from encap cimport checksum, fields
 from encap.vnet cimport store as store_vnet
 
 cdef int _NO_ITEM, _NOT_A_CANDIDATE, _OTHER_FLOW, _OTHER_HEADERS, _NOT_NEXT, _ITEM_ENDED, _TOO_LARGE, _BAD_CHECKSUM

@@ -15,8 +15,7 @@ where it means nothing (RFC 6864).
 
 from enum import IntEnum
 
-from encap import fields
-from encap.checksum import fold, pseudo_sum, write_ipv4_header_checksum
+from encap import checksum, fields
 from encap.fields import (
     IPV4_DONT_FRAGMENT,
     IPV4_FRAGMENT,
@@ -117,15 +116,15 @@ def has_good_checksum(buf: Octets, at: int, length: int) -> bool:
             return False
         start = IPV4_HEADER_LENGTH
         protocol = buf[at + IPV4_PROTOCOL]
-        pseudo = pseudo_sum(buf, at + IPV4_SOURCE, 8, protocol, length - start)
+        pseudo = checksum.pseudo_sum(buf, at + IPV4_SOURCE, 8, protocol, length - start)
     else:
         start = IPV6_HEADER_LENGTH
         protocol = buf[at + IPV6_NEXT_HEADER]
-        pseudo = pseudo_sum(buf, at + IPV6_SOURCE, 32, protocol, length - start)
+        pseudo = checksum.pseudo_sum(buf, at + IPV6_SOURCE, 32, protocol, length - start)
     field = fields.load16(buf, at + start + (TCP_CHECKSUM if protocol == PROTOCOL_TCP else UDP_CHECKSUM))
     if protocol == PROTOCOL_UDP and field == 0:
         return False
-    return field == pseudo or fold(pseudo + fields.sum_words(buf, at + start, length - start)) == 0xFFFF
+    return field == pseudo or checksum.fold(pseudo + fields.sum_words(buf, at + start, length - start)) == 0xFFFF
 
 
 class Coalescer:
@@ -223,12 +222,12 @@ class Coalescer:
         protocol = PROTOCOL_TCP if self._is_tcp else PROTOCOL_UDP
         if self._is_ipv4:
             fields.store16(buf, at + IPV4_TOTAL_LENGTH, self.length)
-            write_ipv4_header_checksum(buf, at, IPV4_HEADER_LENGTH)
-            pseudo = pseudo_sum(buf, at + IPV4_SOURCE, 8, protocol, transport_length)
+            checksum.write_ipv4_header_checksum(buf, at, IPV4_HEADER_LENGTH)
+            pseudo = checksum.pseudo_sum(buf, at + IPV4_SOURCE, 8, protocol, transport_length)
             gso_type = GSO_TCPV4
         else:
             fields.store16(buf, at + IPV6_PAYLOAD_LENGTH, transport_length)
-            pseudo = pseudo_sum(buf, at + IPV6_SOURCE, 32, protocol, transport_length)
+            pseudo = checksum.pseudo_sum(buf, at + IPV6_SOURCE, 32, protocol, transport_length)
             gso_type = GSO_TCPV6
         offset = TCP_CHECKSUM
         if not self._is_tcp:

@@ -1,6 +1,5 @@
 cimport cython
-from encap.checksum cimport pseudo_sum, replace_word
-from encap cimport fields
+from encap cimport checksum, fields
 
 cdef int _NOT_IP, _TRUNCATED, _BAD_LENGTH
 cdef int _HOP_BY_HOP, _DESTINATION_OPTIONS

@@ -7,8 +7,7 @@ are walked only to find a transport checksum, options are stepped over by the he
 Sources: RFC 791, RFC 8200, RFC 1624 (TTL), RFC 6438 (flow identification for tunnels).
 """
 
-from encap import fields
-from encap.checksum import pseudo_sum, replace_word
+from encap import checksum, fields
 from encap.faults import Fault
 from encap.fields import (
     IPV4_CHECKSUM,
@@ -104,7 +103,9 @@ def decrement_ttl(buf: WritableOctets, at: int) -> None:
     else:
         old = fields.load16(buf, at + IPV4_TTL)
         fields.store16(buf, at + IPV4_TTL, old - 0x0100)
-        fields.store16(buf, at + IPV4_CHECKSUM, replace_word(fields.load16(buf, at + IPV4_CHECKSUM), old, old - 0x0100))
+        fields.store16(
+            buf, at + IPV4_CHECKSUM, checksum.replace_word(fields.load16(buf, at + IPV4_CHECKSUM), old, old - 0x0100)
+        )
 
 
 def _mix(value: int) -> int:
@@ -172,5 +173,5 @@ def partial_checksum(buf: Octets, at: int, length: int) -> int:
         field = UDP_CHECKSUM
     else:
         return 0
-    expected = pseudo_sum(buf, addresses_at, addresses_length, protocol, length - start)
+    expected = checksum.pseudo_sum(buf, addresses_at, addresses_length, protocol, length - start)
     return (start << 8) | field if fields.load16(buf, at + start + field) == expected else 0

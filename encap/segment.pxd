@@ -1,6 +1,5 @@
 cimport cython
-from encap.checksum cimport fold, pseudo_sum, write_ipv4_header_checksum
-from encap cimport fields
+from encap cimport checksum, fields
 
 cdef int _BAD_OFFLOAD, _FIN_AND_PSH, _CWR
 cdef int IPV4_HEADER_LENGTH, IPV4_IDENTIFICATION, IPV4_SOURCE, IPV4_TOTAL_LENGTH, IPV6_HEADER_LENGTH, IPV6_PAYLOAD_LENGTH, IPV6_SOURCE
@@ -17,7 +16,7 @@ cpdef Py_ssize_t count(Py_ssize_t length, Py_ssize_t header_length, Py_ssize_t g
 
 @cython.locals(
     done=Py_ssize_t, payload=Py_ssize_t, whole=Py_ssize_t, transport=Py_ssize_t, transport_length=Py_ssize_t,
-    is_last=bint, protocol=int, field=Py_ssize_t, flags=int, pseudo="long long", checksum="long long",
+    is_last=bint, protocol=int, field=Py_ssize_t, flags=int, pseudo="long long", value="long long",
 )
 cpdef Py_ssize_t segment(
     const unsigned char[::1] source, Py_ssize_t at, Py_ssize_t length, Py_ssize_t header_length, Py_ssize_t start,

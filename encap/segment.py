@@ -14,8 +14,7 @@ copied as they are.
 
 from collections.abc import Iterator
 
-from encap import fields
-from encap.checksum import fold, pseudo_sum, write_ipv4_header_checksum
+from encap import checksum, fields
 from encap.faults import Fault
 from encap.fields import (
     IPV4_HEADER_LENGTH,
@@ -109,16 +108,16 @@ def segment(
         fields.store16(
             target, target_at + IPV4_IDENTIFICATION, fields.load16(target, target_at + IPV4_IDENTIFICATION) + index
         )
-        write_ipv4_header_checksum(target, target_at, (target[target_at] & 0x0F) * 4)
-        pseudo = pseudo_sum(target, target_at + IPV4_SOURCE, 8, protocol, transport_length)
+        checksum.write_ipv4_header_checksum(target, target_at, (target[target_at] & 0x0F) * 4)
+        pseudo = checksum.pseudo_sum(target, target_at + IPV4_SOURCE, 8, protocol, transport_length)
     else:
         fields.store16(target, target_at + IPV6_PAYLOAD_LENGTH, whole - IPV6_HEADER_LENGTH)
-        pseudo = pseudo_sum(target, target_at + IPV6_SOURCE, 32, protocol, transport_length)
+        pseudo = checksum.pseudo_sum(target, target_at + IPV6_SOURCE, 32, protocol, transport_length)
     fields.store16(target, field, 0)
-    checksum = fold(pseudo + fields.sum_words(target, transport, transport_length)) ^ 0xFFFF
-    if not checksum and protocol == PROTOCOL_UDP:
-        checksum = 0xFFFF  # RFC 768: zero would mean that there is no checksum
-    fields.store16(target, field, checksum)
+    value = checksum.fold(pseudo + fields.sum_words(target, transport, transport_length)) ^ 0xFFFF
+    if not value and protocol == PROTOCOL_UDP:
+        value = 0xFFFF  # RFC 768: zero would mean that there is no checksum
+    fields.store16(target, field, value)
     return whole
 
 

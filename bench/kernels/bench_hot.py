@@ -13,7 +13,6 @@ import pytest
 from dataplane.batch import HEADROOM, Batch
 from dataplane.inbound import coalesce, decapsulate, unpack
 from dataplane.outbound import Outbound, judge_batch
-from encap import checksum
 from encap.coalesce import Coalescer
 from encap.segment import segment
 from routing.lease import derive_vtep_mac
@@ -139,12 +138,6 @@ def test_coalesce_of_44(benchmark: Any) -> None:
         return (pieces, coalescer, 1450), {}
 
     assert benchmark.pedantic(coalesce, setup=filled, rounds=1000) == 43
-
-
-@pytest.mark.parametrize("length", [64, 1500, 65535])
-def test_checksum(benchmark: Any, length: int) -> None:
-    data = bytes(range(256)) * 256
-    benchmark(checksum.internet_checksum, data, 0, length)
 
 
 def test_build_of_a_table(benchmark: Any, table: Table) -> None:
