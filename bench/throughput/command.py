@@ -106,11 +106,15 @@ def _take_turns(
         if one.missing is not None:
             note(f"{one.name} is left out: {one.missing} is not installed", "yellow")
     present = [one for one in contenders if one.missing is None]
+    for one in present:
+        results[one.name] = {}  # in this order, whoever comes first in a round
     for number in range(rounds):
-        for one in present:
+        # Each round begins with another: on a shared machine whoever follows the hungriest finds it slowed down.
+        turn = number % len(present)
+        for one in present[turn:] + present[:turn]:
             console.print(f"[dim]round {number + 1} of {rounds}: {escape(one.name)}")
             try:
-                _measure(one, names, seconds, results.setdefault(one.name, {}))
+                _measure(one, names, seconds, results[one.name])
             except (ContenderError, LabError, measures.MeasureError, subprocess.CalledProcessError) as error:
                 note(f"{one.name}, round {number + 1}: {error}", "red")
     return results, notes
