@@ -28,7 +28,9 @@ def kernels(arguments: tuple[str, ...] = ()) -> None:
     """Microbenchmarks of the hot functions; ARGUMENTS go to pytest-benchmark."""
     folder = Path(__file__).parent / "kernels"
     if not folder.is_dir():
-        raise click.ClickException("the microbenchmarks are not installed with the program: run ./dev bench kernels in a checkout")
+        raise click.ClickException(
+            "the microbenchmarks are not installed with the program: run ./dev bench kernels in a checkout"
+        )
     command = [sys.executable, "-m", "pytest", str(folder), "-q", "--benchmark-columns=min,median,ops", *arguments]
     done = subprocess.run(command, check=False)
     if done.returncode:
