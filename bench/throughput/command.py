@@ -110,7 +110,7 @@ def _take_turns(
         results[one.name] = {}  # in this order, whoever comes first in a round
     for number in range(rounds):
         # Each round begins with another: on a shared machine whoever follows the hungriest finds it slowed down.
-        turn = number % len(present)
+        turn = number % max(len(present), 1)
         for one in present[turn:] + present[:turn]:
             console.print(f"[dim]round {number + 1} of {rounds}: {escape(one.name)}")
             try:
