@@ -28,7 +28,7 @@ from dataplane.outbound import Outbound, judge_batch
 from dataplane.ratelimit import TokenBucket
 from dataplane.underlay import Underlay
 from dataplane.verdict import Verdict, new_counts
-from encap import icmp, vnet
+from encap import icmp, segment, vnet
 from encap.coalesce import Coalescer
 from encap.fields import IPV4_DONT_FRAGMENT, IPV4_FRAGMENT, Octets, load16
 from encap.overhead import overhead, path_mtu_floor, path_mtu_to_report
@@ -220,9 +220,7 @@ class Engine:
         packet = batch.packet(index)
         endpoint = table.endpoints[batch.peer[index]]
         family = packet[0] >> 4
-        header = vnet.parse(batch.vnet_header(index), 0)
-        length = min(len(packet), header.hdr_len + header.gso_size) if header.gso_type else len(packet)
-        if _may_be_fragmented(packet) or length <= path_mtu_floor(family):
+        if _may_be_fragmented(packet) or _longest_segment(batch, index) <= path_mtu_floor(family):
             self._send_in_fragments(batch, index, table)
             return
         source = self._own_address(family)
@@ -287,3 +285,15 @@ class Engine:
 
 def _may_be_fragmented(packet: Octets) -> bool:
     return packet[0] >> 4 == 4 and not load16(packet, IPV4_FRAGMENT) & IPV4_DONT_FRAGMENT
+
+
+def _longest_segment(batch: Batch, index: int) -> int:
+    """The length of the longest packet in entry `index`, which was judged: its own, or that of a superpacket's segments.
+
+    The virtio-net header's own hdr_len is not asked: on a forwarding path it can cover the whole first packet.
+    """
+    packet, header = batch.packet(index), vnet.parse(batch.vnet_header(index), 0)
+    if not header.gso_type:
+        return len(packet)
+    header_length = segment.check(packet, 0, len(packet), header.gso_type, header.gso_size, header.csum_start)
+    return min(len(packet), header_length + header.gso_size)

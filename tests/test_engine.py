@@ -15,7 +15,7 @@ from dataplane.engine import BATCH_CAPACITY, BATCHES_PER_WAKEUP, ICMP_BURST
 from dataplane.outbound import judge_batch
 from dataplane.underlay.fake import Datagram, FakeNetwork
 from dataplane.verdict import Verdict, by_name
-from encap import vxlan
+from encap import vnet, vxlan
 
 
 def pair(**options) -> tuple[FakeNetwork, FakeNode, FakeNode]:
@@ -194,6 +194,20 @@ def test_a_datagram_larger_than_the_path_is_told_with_the_right_mtu():
     assert (answer[ICMP].type, answer[ICMP].code, answer[ICMP].nexthopmtu) == (3, 4, 1350)
     assert a.device.delivered[0][28:] == packet[:548]
     assert counts(a.engine.outbound) == {"too_big": 1}
+
+
+@pytest.mark.parametrize("hint", [40, 0, 3000], ids=["right", "none", "the whole packet"])
+def test_a_superpacket_is_judged_by_its_segments_and_not_by_the_hint_in_its_header(hint):
+    """Segments of 540 bytes are below the floor of 552, so they go in fragments whatever hdr_len says."""
+    network, a, b = pair(network_mtu=560)
+    header = bytearray(10)
+    vnet.store(header, 0, 1, vnet.GSO_TCPV4, hint, 500, 20, 16)
+    payload = bytes(range(250)) * 8
+    a.device.inject(tcp(payload=payload, flags="DF"), bytes(header))
+    exchange(a, b)
+    assert b"".join(packet[40:] for packet in b.device.delivered) == payload
+    assert {datagram.in_fragments for datagram in network.crossed} == {True}
+    assert a.device.delivered == []
 
 
 def test_a_flood_of_other_errors_does_not_hide_the_path_mtu():

@@ -110,15 +110,23 @@ def test_cleanup_after_a_kill_leaves_the_host_as_it_was(tmp_path):
         assert not made.run_dir(host).exists()
 
 
+def start_static_pair(made, version: int, underlay: int, *options: str):
+    """Two static nodes with pods: subnets of `version`, peers by their address of the `underlay` family."""
+    a, b = made.lab.hosts
+    network, subnet = {4: (NETWORK, "10.244.{}.0/24"), 6: ("fd00:1::/48", "fd00:1:0:{}::/64")}[version]
+    prefix = {4: "--", 6: "--ipv6-"}[version]
+    for host, own, peer in ((a, 1, b), (b, 2, a)):
+        made.start(
+            host, "--store", "static", f"{prefix}network", network, f"{prefix}subnet", subnet.format(own),
+            "--peer", f"{subnet.format(3 - own)}={peer.ipv4 if underlay == 4 else peer.ipv6}", *options,
+        )  # fmt: skip
+        made.add_pod(host)
+    return a, b
+
+
 def test_a_static_pair_needs_no_store(tmp_path):
     with cluster(tmp_path, nodes=2, start=False) as made:
-        a, b = made.lab.hosts
-        for host, own, peer in ((a, 1, b), (b, 2, a)):
-            made.start(
-                host, "--store", "static", "--network", NETWORK, "--subnet", f"10.244.{own}.0/24",
-                "--peer", f"10.244.{3 - own}.0/24={peer.ipv4}",
-            )  # fmt: skip
-            made.add_pod(host)
+        a, b = start_static_pair(made, version=4, underlay=4)
         assert pings(a.pods[0], b.pods[0].ipv4)
         assert pings(b.pods[0], a.pods[0].ipv4)
         assert not (tmp_path / "store").exists()
@@ -126,27 +134,14 @@ def test_a_static_pair_needs_no_store(tmp_path):
 
 def test_a_static_pair_over_ipv6_alone(tmp_path):
     with cluster(tmp_path, nodes=2, start=False) as made:
-        a, b = made.lab.hosts
-        for host, own, peer in ((a, 1, b), (b, 2, a)):
-            made.start(
-                host, "--store", "static", "--framing", "ip",
-                "--ipv6-network", "fd00:1::/48", "--ipv6-subnet", f"fd00:1:0:{own}::/64",
-                "--peer", f"fd00:1:0:{3 - own}::/64={peer.ipv6}",
-            )  # fmt: skip
-            made.add_pod(host)
+        a, b = start_static_pair(made, 6, 6, "--framing", "ip")
         assert pings(a.pods[0], b.pods[0].ipv6)
         assert made.status(a)["lease"]["subnet"] is None
 
 
 def test_ipv4_packets_over_an_ipv6_underlay(tmp_path):
     with cluster(tmp_path, nodes=2, start=False) as made:
-        a, b = made.lab.hosts
-        for host, own, peer in ((a, 1, b), (b, 2, a)):
-            made.start(
-                host, "--store", "static", "--network", NETWORK, "--subnet", f"10.244.{own}.0/24",
-                "--peer", f"10.244.{3 - own}.0/24={peer.ipv6}",
-            )  # fmt: skip
-            made.add_pod(host)
+        a, b = start_static_pair(made, version=4, underlay=6)
         assert pings(a.pods[0], b.pods[0].ipv4)
         assert made.status(a)["peers"][0]["address"] == "2001:db8::2"
 
