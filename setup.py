@@ -24,7 +24,8 @@ def hot_modules() -> tuple[str, ...]:
 
 def types_changed() -> bool:
     """Whether a .pxd is newer than what was made last: Cython does not see that a module depends on another's inline C."""
-    made = [path.stat().st_mtime for path in Path("build/cython").rglob("*.c")]
+    sources = [Path("build/cython", name.replace(".", "/") + ".c") for name in hot_modules()]
+    made = [path.stat().st_mtime for path in sources if path.exists()]
     types = [path.stat().st_mtime for folder in ("encap", "routing", "dataplane") for path in Path(folder).rglob("*.pxd")]
     return bool(made) and max(types) > min(made)
 

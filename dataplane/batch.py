@@ -41,6 +41,8 @@ class Batch:
 
     def __init__(self, capacity: int, data: memoryview | None = None) -> None:
         self.capacity = capacity
+        self.limit = capacity
+        """How many entries may be received now."""
         self.count = 0
         self.data = memoryview(bytearray(capacity * _SLOT_SIZE)) if data is None else data
         self.vnet = memoryview(bytearray(capacity * VNET_LENGTH))
@@ -63,14 +65,19 @@ class Batch:
     def _column(self) -> memoryview:
         return memoryview(array("i", bytes(4 * self.capacity)))
 
-    def clear(self) -> None:
-        """Forget all entries."""
+    def clear(self, limit: int = 0) -> None:
+        """Forget all entries; receive at most `limit` new ones (0: as many as fit)."""
         self.count = 0
+        self.limit = limit or self.capacity
 
     @property
     def is_full(self) -> bool:
-        """Whether no entry is free."""
-        return self.count == self.capacity
+        """Whether no more may be received."""
+        return self.count >= self.limit
+
+    def free_slot(self) -> int:
+        """The offset in `data` of the next free slot."""
+        return self.count * _SLOT_SIZE + _HEADROOM
 
     def add(self, length: int, peer: int = 0, stride: int = 0) -> None:
         """Take the `length` bytes now in the next free slot as received."""
@@ -101,6 +108,13 @@ class Batch:
     def indices(self, verdict: int) -> list[int]:
         """Which entries have `verdict`."""
         return [i for i in range(self.count) if self.verdict_c[i] == verdict]
+
+    def count_of(self, verdict: int) -> int:
+        """How many entries have `verdict`."""
+        found = 0
+        for i in range(self.count):
+            found += self.verdict_c[i] == verdict
+        return found
 
     def tally(self, counts: "array[int]") -> int:
         """Count each entry's verdict in `counts`; returns the bytes of the packets forwarded."""

@@ -2,7 +2,8 @@
 
 Theory of operation: the event loop says that the device or the underlay has something; the engine then moves at most
 `budget` batches, and returns, so that lease renewal, health checks and signals get their turn under any load; both
-sides are watched level-triggered, so what is left comes right after.
+sides are watched level-triggered, so what is left comes right after. On a quiet link a wake-up begins with a single
+packet, which then does not wait for the call that finds nothing behind it; under load it begins with a batch.
 
 Outbound a batch is judged, laid out as trains, and sent; what a train met on its way is settled with the packets in it.
 Inbound a batch is unpacked into pieces, judged, coalesced, and written to the device. Then the verdicts are tallied.
@@ -52,12 +53,27 @@ class Direction:
     def __init__(self) -> None:
         self.received = 0
         self.verdicts = new_counts()
+        self._verdicts_c = self.verdicts
         self.forwarded_bytes = 0
 
     def count(self, batch: Batch) -> None:
         """Add a batch whose verdicts are final."""
         self.received += batch.count
-        self.forwarded_bytes += batch.tally(self.verdicts)
+        self.forwarded_bytes += batch.tally(self._verdicts_c)
+
+
+class Buffers:
+    """What an engine works in, some six megabytes. Engines that run in one thread may share it: nothing in it outlives
+    the handling of one batch."""
+
+    def __init__(self) -> None:
+        self.out_batch = Batch(BATCH_CAPACITY)
+        self.in_batch = Batch(BATCH_CAPACITY)
+        self.pieces = Batch(PIECES, self.in_batch.data)
+        self.own_batch = Batch(1)
+        self.layout = Outbound()
+        self.own_layout = Outbound()
+        self.coalescer = Coalescer()
 
 
 class Engine:
@@ -77,6 +93,7 @@ class Engine:
         failed: Callable[[Exception], None] | None = None,
         now: Callable[[], float] = time.monotonic,
         budget: int = BATCHES_PER_WAKEUP,
+        buffers: Buffers | None = None,
     ) -> None:
         self.table = table
         self.outbound = Direction()
@@ -88,17 +105,20 @@ class Engine:
         self._failed = failed
         self._now = now
         self._budget = budget
+        self._out_limit = self._in_limit = 1
+        """How many packets the next wake-up begins with: 1 if the last one found no two at a time, 0 for a batch."""
         self._icmp_limit = TokenBucket(ICMP_PER_SECOND, ICMP_BURST)
         self._mtu_limit = TokenBucket(ICMP_PER_SECOND, ICMP_BURST)
         """For TOO_BIG alone, as Linux exempts it: a flood of other errors must not hide the path's MTU."""
         self._offloads = offloads or Offloads()
-        self._coalescer = Coalescer()
-        self._out_batch = Batch(BATCH_CAPACITY)
-        self._layout = Outbound()
-        self._in_batch = Batch(BATCH_CAPACITY)
-        self._pieces = Batch(PIECES, self._in_batch.data)
-        self._own_batch = Batch(1)
-        self._own_layout = Outbound()
+        buffers = buffers or Buffers()
+        self._coalescer = buffers.coalescer
+        self._out_batch = buffers.out_batch
+        self._layout = buffers.layout
+        self._in_batch = buffers.in_batch
+        self._pieces = buffers.pieces
+        self._own_batch = buffers.own_batch
+        self._own_layout = buffers.own_layout
 
     def start(self) -> None:
         """Watch both sides. Needs a running event loop."""
@@ -122,26 +142,46 @@ class Engine:
 
     def pump_outbound(self) -> None:
         """Move up to `budget` batches from the device to the underlay."""
-        batch = self._out_batch
+        limit = self._out_limit
+        self._out_limit = 1
         for _ in range(self._budget):
-            batch.clear()
-            self._device.receive(batch)
-            if batch.count:
-                self._send(batch)
-                self.outbound.count(batch)
-            if not batch.is_full:
+            received = self._move_outbound(limit)
+            if received > 1:
+                self._out_limit = 0
+            if not self._out_batch.is_full:
                 return
+            limit = 0
 
     def pump_inbound(self) -> None:
         """Move up to `budget` batches from the underlay to the device."""
-        batch = self._in_batch
+        limit = self._in_limit
+        self._in_limit = 1
         for _ in range(self._budget):
-            batch.clear()
-            self._underlay.receive(batch, self.table.origins)
-            if batch.count:
-                self._deliver(batch)
-            if not batch.is_full:
+            received = self._move_inbound(limit)
+            if received > 1:
+                self._in_limit = 0
+            if not self._in_batch.is_full:
                 return
+            limit = 0
+
+    def _move_outbound(self, limit: int) -> int:
+        """One batch of at most `limit` packets (0: as many as fit); returns how many there were."""
+        batch = self._out_batch
+        batch.clear(limit)
+        self._device.receive(batch)
+        if batch.count:
+            self._send(batch)
+            self.outbound.count(batch)
+        return batch.count
+
+    def _move_inbound(self, limit: int) -> int:
+        """The same in the other direction."""
+        batch = self._in_batch
+        batch.clear(limit)
+        self._underlay.receive(batch, self.table.origins)
+        if batch.count:
+            self._deliver(batch)
+        return batch.count
 
     def _send(self, batch: Batch) -> None:
         table = self.table

@@ -25,8 +25,12 @@ HOT_MODULES = (
     "encap.coalesce",
     "routing.table",
     "dataplane.batch",
+    "dataplane.kernel",
     "dataplane.outbound",
     "dataplane.inbound",
+    "dataplane.engine",
+    "dataplane.device.tun",
+    "dataplane.underlay.udp",
 )
 
 if os.environ.get("PYFLANNEL_DP_PURE"):

@@ -104,14 +104,14 @@ def store32(buf: WritableOctets, at: int, value: int) -> None:
 
 def move(target: WritableOctets, target_at: int, source: Octets, source_at: int, length: int) -> None:
     """Copy `length` bytes; the two places may overlap. Raises IndexError, with nothing copied, beyond either buffer."""
-    if min(target_at, source_at, length) < 0 or target_at + length > len(target) or source_at + length > len(source):
+    if target_at < 0 or source_at < 0 or length < 0 or target_at + length > len(target) or source_at + length > len(source):
         raise IndexError("move beyond a buffer")
     target[target_at : target_at + length] = source[source_at : source_at + length]
 
 
 def equal(a: Octets, a_at: int, b: Octets, b_at: int, length: int) -> bool:
     """Whether the `length` bytes at both places are the same. Raises IndexError beyond either buffer."""
-    if min(a_at, b_at, length) < 0 or a_at + length > len(a) or b_at + length > len(b):
+    if a_at < 0 or b_at < 0 or length < 0 or a_at + length > len(a) or b_at + length > len(b):
         raise IndexError("comparison beyond a buffer")
     return a[a_at : a_at + length] == b[b_at : b_at + length]
 
@@ -124,7 +124,7 @@ def sum_words(buf: Octets, at: int, length: int) -> int:
     A big integer modulo 65 535 is the sum of its 16-bit digits with end-around carry, and Python computes that in C; a
     sum that is not zero is 65 535 rather than 0, as the carry would have it.
     """
-    if min(at, length) < 0 or at + length > len(buf):
+    if at < 0 or length < 0 or at + length > len(buf):
         raise IndexError("sum beyond the buffer")
     number = int.from_bytes(buf[at : at + length], "big") << (8 * (length & 1))
     return (number % 65535 or 65535) if number else 0

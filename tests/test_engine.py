@@ -11,7 +11,7 @@ from scapy.layers.inet6 import ICMPv6DestUnreach, ICMPv6PacketTooBig, IPv6
 from scapy.packet import Raw
 
 from dataplane.batch import Batch
-from dataplane.engine import BATCH_CAPACITY, BATCHES_PER_WAKEUP, ICMP_BURST
+from dataplane.engine import BATCH_CAPACITY, BATCHES_PER_WAKEUP, ICMP_BURST, Engine
 from dataplane.outbound import judge_batch
 from dataplane.underlay.fake import Datagram, FakeNetwork
 from dataplane.verdict import Verdict, by_name
@@ -84,7 +84,7 @@ def test_ip_framing_answers_time_exceeded_at_the_sending_end(ttl):
     network, a, b = pair(framing="ip")
     a.device.inject(udp(ttl=ttl))
     exchange(a, b)
-    assert network.crossed == []
+    assert not network.crossed
     (answer,) = map(IP, a.device.delivered)
     assert (answer.src, answer.dst, answer[ICMP].type, answer[ICMP].code) == ("10.1.1.0", pod(1), 11, 0)
     assert bytes(answer[ICMP].payload) == udp(ttl=ttl)
@@ -163,7 +163,7 @@ def test_multicast_is_dropped_counted_and_not_told_about(packet):
     network, a, b = pair()
     a.device.inject(packet)
     exchange(a, b)
-    assert (a.device.delivered, network.crossed) == ([], [])
+    assert (a.device.delivered, list(network.crossed)) == ([], [])
     assert counts(a.engine.outbound) == {"multicast": 1}
 
 
@@ -189,7 +189,7 @@ def test_a_datagram_larger_than_the_path_is_told_with_the_right_mtu():
     packet = udp(payload=b"x" * 1400, flags="DF")
     a.device.inject(packet)
     exchange(a, b)
-    assert (b.device.delivered, network.crossed) == ([], [])
+    assert (b.device.delivered, list(network.crossed)) == ([], [])
     (answer,) = map(IP, a.device.delivered)
     assert (answer[ICMP].type, answer[ICMP].code, answer[ICMP].nexthopmtu) == (3, 4, 1350)
     assert a.device.delivered[0][28:] == packet[:548]
@@ -366,8 +366,10 @@ def test_a_wakeup_moves_a_bounded_number_of_packets():
     _, a, _ = pair()
     for _ in range(900):
         a.device.inject(udp())
+    a.engine.pump_outbound()  # begins with a single packet
+    assert a.engine.outbound.received == 1 + (BATCHES_PER_WAKEUP - 1) * BATCH_CAPACITY
     a.engine.pump_outbound()
-    assert a.engine.outbound.received == BATCHES_PER_WAKEUP * BATCH_CAPACITY
+    assert a.engine.outbound.received == 1 + (2 * BATCHES_PER_WAKEUP - 1) * BATCH_CAPACITY
 
 
 def test_flows_differ_in_their_hash_and_fragments_of_one_do_not():
@@ -424,3 +426,40 @@ def test_whatever_the_underlay_brings_nothing_raises_and_everything_is_counted(p
         exchange(node)
         assert node.engine.inbound.received == len(payloads)
         assert_adds_up(node)
+
+
+class Scripted:
+    """A device whose receives bring the given numbers of packets, and which notes how many it was asked for."""
+
+    name, mtu = "scripted0", 1450
+
+    def __init__(self, *found: int) -> None:
+        self.found, self.asked = list(found), []
+
+    def receive(self, batch: Batch) -> None:
+        self.asked.append(batch.limit)
+        here = self.found.pop(0) if self.found else 0
+        while here and not batch.is_full:
+            batch.put(udp())
+            here -= 1
+        if here:
+            self.found.insert(0, here)
+
+
+@pytest.mark.parametrize(
+    ("found", "asked"),
+    [
+        ([1, 0], [[1, BATCH_CAPACITY]]),  # one packet goes out before the next read
+        ([5, 0], [[1, BATCH_CAPACITY], [BATCH_CAPACITY]]),  # a burst: from now on in batches
+        ([0, 3, 0, 2, 1], [[1], [1, BATCH_CAPACITY], [BATCH_CAPACITY], [1, BATCH_CAPACITY]]),
+    ],
+)
+def test_a_quiet_link_is_served_packet_by_packet_and_a_busy_one_in_batches(found, asked):
+    network = FakeNetwork()
+    node = FakeNode(network, 1, [2])
+    device = Scripted(*found)
+    engine = Engine(device, network.attach(8472, "192.0.2.9"), node.engine.table)
+    for expected in asked:
+        device.asked.clear()
+        engine.pump_outbound()
+        assert device.asked == expected

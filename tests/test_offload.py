@@ -1,7 +1,6 @@
 """The switches, and refusals at run time: nothing is lost, the switch goes off once, and never on again."""
 
 import errno
-import os
 import socket
 from ipaddress import ip_address
 
@@ -10,6 +9,7 @@ from packets import tcp
 
 from dataplane.batch import Batch
 from dataplane.device.tun import TunDevice
+from dataplane.kernel import Kernel
 from dataplane.offload import Offload, Offloads
 from dataplane.underlay.udp import UdpUnderlay, _Family
 from dataplane.verdict import Verdict
@@ -28,22 +28,31 @@ def test_all_on_until_switched_off_and_never_on_again(caplog):
     assert not any(Offloads.none().is_on(each) for each in Offload)
 
 
-class Socket:
-    """A socket whose sendmsg refuses with `error`, and whose sendto works or refuses with `error_singly`."""
+class RefusingKernel(Kernel):
+    """Refuses trains with `error`, superpackets with EINVAL, and single datagrams with `error_singly`."""
 
-    def __init__(self, error: int, error_singly: int = 0) -> None:
-        self.error, self.error_singly = error, error_singly
-        self.trains, self.singles = 0, []
+    def __init__(self, error: int = 0, error_singly: int = 0) -> None:
+        super().__init__()
+        self.refusals = error, error_singly
+        self.singles = []
 
-    def sendmsg(self, buffers, ancillary, flags, endpoint) -> int:
-        self.trains += 1
-        raise OSError(self.error, os.strerror(self.error))
+    def send(self, sender, data, at, length, stride, to):
+        train, singly = self.refusals
+        if stride != length:
+            return -train
+        if singly:
+            return -singly
+        self.singles.append(bytes(data[at : at + length]))
+        return length
 
-    def sendto(self, data, endpoint) -> int:
-        if self.error_singly:
-            raise OSError(self.error_singly, os.strerror(self.error_singly))
-        self.singles.append(bytes(data))
-        return len(data)
+    def write_packet(self, fd, vnet_headers, vnet_at, data, at, length):
+        if vnet_headers[vnet_at + 1]:
+            return -errno.EINVAL
+        return super().write_packet(fd, vnet_headers, vnet_at, data, at, length)
+
+
+def underlay_on(kernel: Kernel, offloads: Offloads) -> UdpUnderlay:
+    return UdpUnderlay({4: _Family(ip_address("192.0.2.1"), None, [None], None)}, offloads, kernel)
 
 
 def train(*payloads: bytes) -> Batch:
@@ -55,12 +64,12 @@ def train(*payloads: bytes) -> Batch:
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EINVAL])
 def test_a_refused_train_is_sent_datagram_by_datagram(number, caplog):
-    sender, offloads = Socket(number), Offloads()
-    underlay = UdpUnderlay({4: _Family(ip_address("192.0.2.1"), sender, [sender], sender)}, offloads)
+    kernel, offloads = RefusingKernel(number), Offloads()
+    underlay = underlay_on(kernel, offloads)
     assert underlay.max_segments == 64
     batch = train(b"aa", b"bb", b"c")
     assert underlay.transmit(batch, [("192.0.2.2", 8472)]) == 1
-    assert sender.singles == [b"aa", b"bb", b"c"]
+    assert kernel.singles == [b"aa", b"bb", b"c"]
     assert batch.verdict[0] == Verdict.FORWARDED
     assert underlay.max_segments == 1
     assert errno.errorcode[number] in offloads.report()["udp-segment"]
@@ -70,8 +79,8 @@ def test_a_refused_train_is_sent_datagram_by_datagram(number, caplog):
 def test_a_path_too_small_does_not_turn_segmentation_off():
     """Older kernels say EINVAL to a train that is too big for the path, where a single datagram gets EMSGSIZE."""
     for number, singly in ((errno.EMSGSIZE, 0), (errno.EINVAL, errno.EMSGSIZE)):
-        sender, offloads = Socket(number, singly), Offloads()
-        underlay = UdpUnderlay({4: _Family(ip_address("192.0.2.1"), sender, [sender], sender)}, offloads)
+        offloads = Offloads()
+        underlay = underlay_on(RefusingKernel(number, singly), offloads)
         batch = train(b"aa", b"bb")
         assert underlay.transmit(batch, [("192.0.2.2", 8472)]) == 0
         assert batch.verdict[0] == Verdict.TOO_BIG
@@ -94,17 +103,9 @@ class Tun:
         self.ours.close()
 
 
-def test_a_refused_superpacket_is_written_packet_by_packet(monkeypatch, caplog):
+def test_a_refused_superpacket_is_written_packet_by_packet(caplog):
     tun, offloads = Tun(), Offloads()
-    device = TunDevice(tun, 1450, offloads)
-    written = os.writev
-
-    def refusing(fd: int, buffers) -> int:
-        if bytes(buffers[0])[1]:
-            raise OSError(errno.EINVAL, "Invalid argument")
-        return written(fd, buffers)
-
-    monkeypatch.setattr(os, "writev", refusing)
+    device = TunDevice(tun, 1450, offloads, RefusingKernel())
     batch = Batch(2)
     superpacket = tcp(payload=b"x" * 3000)
     header = bytearray(10)

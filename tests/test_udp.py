@@ -1,33 +1,30 @@
 """What only kernel sockets can show, and how errors of the kernel become verdicts."""
 
 import errno
-import os
 import socket
 from ipaddress import ip_address
 
 import pytest
 
 from dataplane.batch import Batch
+from dataplane.kernel import Kernel
 from dataplane.lab import Lab, Namespace, inside
 from dataplane.underlay.udp import UdpUnderlay, UnderlayError, _Family, open_udp
 from dataplane.verdict import Verdict
 
 
-class RefusingSocket:
-    """Raises the given errors, one a call, then sends."""
+class RefusingKernel(Kernel):
+    """Refuses with the given errors, one a call, then sends."""
 
     def __init__(self, *errors: int) -> None:
-        self.errors, self.sent = list(errors), []
+        super().__init__()
+        self.refusals, self.sent = list(errors), []
 
-    def sendto(self, data, endpoint) -> int:
-        if self.errors:
-            number = self.errors.pop(0)
-            raise OSError(number, os.strerror(number))
-        self.sent.append((bytes(data), endpoint))
-        return len(data)
-
-    def close(self) -> None:
-        pass
+    def send(self, sender, data, at, length, stride, to):
+        if self.refusals:
+            return -self.refusals.pop(0)
+        self.sent.append((bytes(data[at : at + length]), sender))
+        return length
 
 
 @pytest.mark.parametrize(
@@ -45,30 +42,29 @@ class RefusingSocket:
     ],
 )
 def test_each_error_concerns_one_datagram_and_is_tried_once(number, verdict):
-    sender = RefusingSocket(number)
-    family = _Family(ip_address("192.0.2.1"), sender, [sender], sender)
-    underlay = UdpUnderlay({4: family})
+    kernel = RefusingKernel(number)
+    underlay = UdpUnderlay({4: _Family(ip_address("192.0.2.1"), None, [None], None)}, kernel=kernel)
     batch = Batch(3)
     for i, payload in enumerate((b"a", b"b", b"c")):
         batch.put(payload, stride=1)
         batch.verdict[i] = Verdict.FORWARDED
     assert underlay.transmit(batch, [("192.0.2.2", 8472)]) == 2
     assert list(batch.verdict) == [verdict, Verdict.FORWARDED, Verdict.FORWARDED]
-    assert [data for data, _ in sender.sent] == [b"b", b"c"]
+    assert [data for data, _ in kernel.sent] == [b"b", b"c"]
     expected = {} if verdict == Verdict.TOO_BIG else {errno.errorcode[number]: 1}
     assert underlay.last_errors == expected
 
 
 def test_flows_spread_over_the_pool_and_one_flow_keeps_its_port():
-    senders = [RefusingSocket() for _ in range(4)]
-    underlay = UdpUnderlay({4: _Family(ip_address("192.0.2.1"), senders[0], senders, senders[0])})
+    kernel, senders = RefusingKernel(), ["a", "b", "c", "d"]
+    underlay = UdpUnderlay({4: _Family(ip_address("192.0.2.1"), None, senders, None)}, kernel=kernel)
     batch = Batch(64)
     for i in range(64):
         batch.put(bytes([i]), stride=1)
         batch.verdict[i], batch.flow[i] = Verdict.FORWARDED, i % 8
     underlay.transmit(batch, [("192.0.2.2", 8472)])
     for index, sender in enumerate(senders):
-        assert [data[0] % 4 for data, _ in sender.sent] == [index] * 16
+        assert [data[0] % 4 for data, by in kernel.sent if by == sender] == [index] * 16
 
 
 def test_a_taken_port_is_told_apart():

@@ -25,6 +25,7 @@ import pytun
 
 from dataplane.batch import MAX_PACKET_LENGTH, Batch
 from dataplane.device import DeviceLostError
+from dataplane.kernel import Kernel
 from dataplane.offload import Offload, Offloads
 from dataplane.verdict import Verdict
 from encap import segment, vnet
@@ -35,9 +36,10 @@ _TUNSETOFFLOAD = 0x400454D0
 _TUN_F_CSUM, _TUN_F_TSO, _TUN_F_USO = 0x01, 0x02 | 0x04, 0x20 | 0x40  # each for IPv4 and IPv6
 _NO_VNET_HEADER = bytes(VNET_LENGTH)
 _TUN = Path("/dev/net/tun")
-_FORWARDED = int(Verdict.FORWARDED)
 _NO_ROOM = frozenset({errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM})
 _GONE = frozenset({errno.EBADFD, errno.EBADF, errno.ENODEV})
+_NOTHING = frozenset({0, errno.EAGAIN, errno.EIO})
+"""What a read says that only found nothing (any more). EIO: the link is down, which is the host's business."""
 
 
 class TunError(Exception):
@@ -47,81 +49,59 @@ class TunError(Exception):
 class TunDevice:
     """A `Device` on the kernel's TUN driver. Made by `open_tun`."""
 
-    def __init__(self, tun: pytun.TunTapDevice, mtu: int, offloads: Offloads) -> None:
+    def __init__(self, tun: pytun.TunTapDevice, mtu: int, offloads: Offloads, kernel: Kernel | None = None) -> None:
+        self._kernel = kernel or Kernel()
         self._offloads = offloads
         self._segment = memoryview(bytearray(MAX_PACKET_LENGTH))
         self._tun = tun
         self._fd: int = tun.fileno()
-        self._name: str = tun.name
-        self._mtu = mtu
+        self.name: str = tun.name
+        self.mtu = mtu
+        """What the host sets on the link, in bytes."""
         self._watching = False
-
-    @property
-    def name(self) -> str:
-        """The interface's name."""
-        return self._name
-
-    @property
-    def mtu(self) -> int:
-        """The MTU that the host sets on the link, in bytes."""
-        return self._mtu
 
     def receive(self, batch: Batch) -> None:
         """One readv a packet, until nothing is there."""
-        fd = self._fd
-        slots = batch.vnet_slots
-        try:
-            while not batch.is_full:
-                batch.add(os.readv(fd, slots[batch.count]) - VNET_LENGTH)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            if error.errno in _GONE:
-                raise DeviceLostError(f"the device {self._name} is gone: {error.strerror}") from error
-            if error.errno != errno.EIO:  # EIO: the link is down, which is the host's business
-                raise
+        error = self._kernel.read_packets(self._fd, batch)
+        if error in _GONE:
+            raise DeviceLostError(f"the device {self.name} is gone: {os.strerror(error)}")
+        if error not in _NOTHING:
+            raise OSError(error, os.strerror(error))
 
     def transmit(self, batch: Batch) -> None:
         """One writev a packet or superpacket."""
-        data, vnet_headers, offset, length = batch.data, batch.vnet, batch.offset, batch.length
-        verdict, head = batch.verdict, batch.head
-        takes_superpackets = self._offloads.is_on(Offload.TUN_GRO)
-        for i in range(batch.count):
-            if verdict[i] != _FORWARDED or head[i] != i:
-                continue
-            start, at = offset[i], i * VNET_LENGTH
-            try:
-                if vnet_headers[at + 1] and not takes_superpackets:
-                    self._write_in_segments(batch, i)
-                else:
-                    os.writev(self._fd, (vnet_headers[at : at + VNET_LENGTH], data[start : start + length[i]]))
-            except OSError as error:
-                if error.errno == errno.EINVAL and vnet_headers[at + 1]:
-                    self._offloads.refused(Offload.TUN_GRO, "EINVAL on a write")
-                    takes_superpackets = False
-                    self._retry_in_segments(batch, i)
-                else:
-                    self._refused(batch, i, error)
+        kernel = self._kernel
+        following = 0
+        while True:
+            superpackets = self._offloads.is_on(Offload.TUN_GRO)
+            refused = kernel.write_packets(self._fd, batch, following, superpackets)
+            if refused == batch.count:
+                return
+            self._refused(batch, refused, kernel.error)
+            following = refused + 1
 
-    def _retry_in_segments(self, batch: Batch, index: int) -> None:
-        try:
-            self._write_in_segments(batch, index)
-        except OSError as error:
-            self._refused(batch, index, error)
+    def _refused(self, batch: Batch, index: int, error: int) -> None:
+        """Deal with a packet that was not written: a superpacket may be cut, the rest is lost."""
+        if batch.vnet[index * VNET_LENGTH + 1] and error in {0, errno.EINVAL}:
+            if error:
+                self._offloads.refused(Offload.TUN_GRO, "EINVAL on a write")
+            error = self._write_in_segments(batch, index)
+        if error in _GONE:
+            raise DeviceLostError(f"the device {self.name} is gone: {os.strerror(error)}")
+        if error:
+            batch.verdict[index] = Verdict.QUEUE_FULL if error in _NO_ROOM else Verdict.DEVICE_ERROR
 
-    def _refused(self, batch: Batch, index: int, error: OSError) -> None:
-        if error.errno in _GONE:
-            raise DeviceLostError(f"the device {self._name} is gone: {error.strerror}") from error
-        batch.verdict[index] = Verdict.QUEUE_FULL if error.errno in _NO_ROOM else Verdict.DEVICE_ERROR
-
-    def _write_in_segments(self, batch: Batch, index: int) -> None:
-        """Write the packets of a superpacket one by one, complete as they are on a wire. Raises OSError."""
+    def _write_in_segments(self, batch: Batch, index: int) -> int:
+        """Write the packets of a superpacket one by one, complete as they are on a wire; 0, or the errno of a refusal."""
         packet, header = batch.packet(index), vnet.parse(batch.vnet_header(index), 0)
         try:
             for piece in segment.segments(packet, header, self._segment):
-                os.writev(self._fd, (_NO_VNET_HEADER, piece))
-        except ValueError as error:  # a virtio-net header that makes no sense: what the kernel would have said
-            raise OSError(errno.EBADMSG, str(error)) from error
+                written = self._kernel.write_packet(self._fd, _NO_VNET_HEADER, 0, piece, 0, len(piece))
+                if written < 0:
+                    return -written
+        except ValueError:  # a virtio-net header that makes no sense: what the kernel would have said
+            return errno.EBADMSG
+        return 0
 
     def watch(self, ready: Callable[[], None]) -> None:
         """By the loop's poll on the descriptor."""

@@ -11,11 +11,14 @@ Contract (`Underlay`; every implementation passes ``tests/test_underlay_conforma
   piece), SEND_ERROR. Trouble with one train does not stop the others. Returns how many were sent.
 * `transmit_in_fragments` sends one train, its datagrams in fragments of the outer packet where it must be.
 * `lanes` and `max_segments` tell whoever lays out trains what they may be.
+* `report` tells, for `status`, at least: `send_errors`, how often sending failed, by the reason's name; `socket_drops`, how
+  many datagrams the kernel dropped before they could be received, None where there is no kernel; `source_ports`, for each
+  family that has some (``ipv4``, ``ipv6``), the UDP ports that the lanes send from, lane by lane.
 * `watch` as for devices.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from dataplane.batch import Batch
 from routing.table import Endpoint
@@ -49,6 +52,9 @@ class Underlay(Protocol):
 
     def path_mtu(self, endpoint: Endpoint) -> int:
         """The longest outer IP packet, in bytes, that goes to `endpoint` in one piece, as far as is known now."""
+
+    def report(self) -> dict[str, Any]:
+        """What there is to say in `status`, as plain data for JSON."""
 
     def watch(self, ready: Callable[[], None]) -> None:
         """Call `ready` from the running event loop while there is something to receive."""

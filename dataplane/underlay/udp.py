@@ -20,13 +20,16 @@ import errno
 import logging
 import socket
 import struct
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address
+from typing import Any
 
 from dataplane.batch import Batch
+from dataplane.kernel import Kernel, Road
 from dataplane.offload import Offload, Offloads
 from dataplane.outbound import MAX_SEGMENTS
+from dataplane.syscalls import sockaddr
 from dataplane.verdict import Verdict
 from routing.config import Address
 from routing.table import UNKNOWN_VTEP, Endpoint
@@ -45,7 +48,6 @@ _PMTUDISC_DONT, _PMTUDISC_DO = 0, 2
 _UDP_SEGMENT, _UDP_GRO = 103, 104
 _SO_ATTACH_FILTER, _SO_MEMINFO, _BPF_RET = 26, 55, 0x06
 _MEMINFO_BYTES, _MEMINFO_DROPS = 36, 8  # include/uapi/linux/sock_diag.h, SK_MEMINFO_DROPS
-_GRO_ANCILLARY_BYTES = socket.CMSG_SPACE(4)
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 
 
@@ -71,12 +73,53 @@ class _Family:
         return list(dict.fromkeys([self.receiver, *self.senders, self.fragmenting]))
 
 
+class _Numbers(dict[int, int]):
+    """VTEP numbers by source address as a number, of one `family`; what a table's `origins` know is asked for once.
+
+    Strangers are not kept: there may be any number of them.
+    """
+
+    def __init__(self, origins: Mapping[str, int], family: int) -> None:
+        super().__init__()
+        self._origins = origins
+        self._address: Callable[[int], Address] = IPv4Address if family == 4 else IPv6Address
+
+    def __missing__(self, source: int) -> int:
+        number = self._origins.get(str(self._address(source)), UNKNOWN_VTEP)
+        if number != UNKNOWN_VTEP:
+            self[source] = number
+        return number
+
+
+class _Roads(dict[int, Road]):
+    """By row of a table: the sockets of the endpoint's family, and its struct sockaddr, made when first asked for."""
+
+    def __init__(self, endpoints: Sequence[Endpoint], senders: Mapping[int, Sequence[socket.socket]]) -> None:
+        super().__init__()
+        self._endpoints = endpoints
+        self._senders = senders
+
+    def __missing__(self, row: int) -> Road:
+        endpoint = self._endpoints[row]
+        road = self[row] = (self._senders[4 if len(endpoint) == 2 else 6], sockaddr(endpoint))
+        return road
+
+
 class UdpUnderlay:
     """An `Underlay` on kernel sockets. Made by `open_udp`."""
 
-    def __init__(self, families: Mapping[int, _Family], offloads: Offloads | None = None) -> None:
+    def __init__(
+        self, families: Mapping[int, _Family], offloads: Offloads | None = None, kernel: Kernel | None = None
+    ) -> None:
         self._families = dict(families)
+        self._kernel = kernel or Kernel()
+        self._origins: Mapping[str, int] | None = None
+        self._receivers: list[tuple[socket.socket, _Numbers, bool]] = []
+        self._endpoints: Sequence[Endpoint] | None = None
+        self._roads = _Roads((), {})
         self._offloads = offloads or Offloads.none()
+        self.lanes = max(len(family.senders) for family in families.values())
+        self.max_segments = MAX_SEGMENTS if self._offloads.is_on(Offload.UDP_SEGMENT) else 1
         self._watching = False
         self.last_errors: dict[str, int] = {}
         """How often sending failed, by the error's name; for status and logs."""
@@ -86,83 +129,64 @@ class UdpUnderlay:
         """Those that sockets were opened for."""
         return frozenset(self._families)
 
-    @property
-    def lanes(self) -> int:
-        """The size of the pool."""
-        return max(len(family.senders) for family in self._families.values())
-
-    @property
-    def max_segments(self) -> int:
-        """Many, as long as UDP_SEGMENT is on."""
-        return MAX_SEGMENTS if self._offloads.is_on(Offload.UDP_SEGMENT) else 1
-
     def receive(self, batch: Batch, origins: Mapping[str, int]) -> None:
-        """One recvmsg_into a run of datagrams, the families in turn."""
-        slots = batch.slots
-        ancillary = _GRO_ANCILLARY_BYTES if self._offloads.is_on(Offload.UDP_GRO) else 0
-        for family in self._families.values():
-            receive = family.receiver.recvmsg_into
-            while not batch.is_full:
-                try:
-                    length, told, _, source = receive((slots[batch.count],), ancillary)
-                except OSError:
-                    break  # nothing left, or a pending error that concerns a datagram sent before
-                stride = int.from_bytes(told[0][2], sys.byteorder) if told else 0
-                batch.add(length, origins.get(source[0], UNKNOWN_VTEP), stride)
+        """One recvmsg a run of datagrams, the families in turn."""
+        if origins is not self._origins:
+            self._origins = origins
+            self._receivers = [
+                (family.receiver, _Numbers(origins, number), number == 4) for number, family in self._families.items()
+            ]
+        for receiver, numbers, is_ipv4 in self._receivers:
+            # What it stops with is of no interest: nothing left, or an error that concerns a datagram sent before.
+            self._kernel.receive_datagrams(receiver, batch, numbers, is_ipv4)
 
     def transmit(self, batch: Batch, endpoints: Sequence[Endpoint]) -> int:
         """One sendmsg a train."""
-        data, offset, length, verdict = batch.data, batch.offset, batch.length, batch.verdict
-        peer, flow, stride = batch.peer, batch.flow, batch.stride
-        ipv4 = self._families[4].senders if 4 in self._families else []
-        ipv6 = self._families[6].senders if 6 in self._families else []
-        sent = 0
-        for i in range(batch.count):
-            if verdict[i] != _FORWARDED:
-                continue
-            endpoint = endpoints[peer[i]]
-            senders = ipv4 if len(endpoint) == 2 else ipv6
-            sender = senders[flow[i] % len(senders)]
-            start, size = offset[i], stride[i]
-            try:
-                if size == length[i]:
-                    sender.sendto(data[start : start + size], endpoint)
-                else:
-                    segments = ((socket.IPPROTO_UDP, _UDP_SEGMENT, size.to_bytes(2, sys.byteorder)),)
-                    sender.sendmsg((data[start : start + length[i]],), segments, 0, endpoint)
-                sent += 1
-            except OSError as error:
-                if error.errno in _REFUSES_SEGMENTS and size != length[i]:
-                    verdict[i] = self._send_singly(sender, batch, i, endpoint)
-                    sent += verdict[i] == _FORWARDED
-                    if verdict[i] != Verdict.TOO_BIG:  # older kernels say EINVAL where EMSGSIZE is meant
-                        self._offloads.refused(Offload.UDP_SEGMENT, f"{errno.errorcode[error.errno]} on a send")
-                else:
-                    verdict[i] = self._refused(error)
-        return sent
+        if endpoints is not self._endpoints:
+            self._endpoints = endpoints
+            self._roads = _Roads(endpoints, {number: family.senders for number, family in self._families.items()})
+        kernel, roads = self._kernel, self._roads
+        refused = kernel.send_trains(batch, 0, roads)
+        while refused < batch.count:
+            self._settle(batch, refused, kernel.error)
+            refused = kernel.send_trains(batch, refused + 1, roads)
+        return batch.count_of(_FORWARDED)
+
+    def _settle(self, batch: Batch, index: int, error: int) -> None:
+        """Give a train that was refused its verdict; a run of datagrams is tried once more, one by one."""
+        is_run = batch.stride[index] != batch.length[index]
+        if not (is_run and error in _REFUSES_SEGMENTS):
+            batch.verdict[index] = self._refused(error)
+            return
+        senders, to = self._roads[batch.peer[index]]
+        verdict = self._send_singly(senders[batch.flow[index] % len(senders)], batch, index, to)
+        batch.verdict[index] = verdict
+        if verdict != Verdict.TOO_BIG:  # older kernels say EINVAL where EMSGSIZE is meant
+            self.max_segments = 1
+            self._offloads.refused(Offload.UDP_SEGMENT, f"{errno.errorcode[error]} on a send")
 
     def transmit_in_fragments(self, batch: Batch, index: int, endpoint: Endpoint) -> None:
         """Through the socket that leaves DF off, or over IPv6 lets the kernel fragment at the source."""
         sender = self._families[4 if len(endpoint) == 2 else 6].fragmenting
-        batch.verdict[index] = self._send_singly(sender, batch, index, endpoint)
+        batch.verdict[index] = self._send_singly(sender, batch, index, sockaddr(endpoint))
 
-    def _send_singly(self, sender: socket.socket, batch: Batch, index: int, endpoint: Endpoint) -> int:
+    def _send_singly(self, sender: socket.socket, batch: Batch, index: int, to: bytes) -> int:
         """Send a train datagram by datagram; the verdict of the last refusal, or FORWARDED."""
         train, size = batch.packet(index), max(batch.stride[index], 1)
         verdict = _FORWARDED
         for at in range(0, max(len(train), 1), size):
-            try:
-                sender.sendto(train[at : at + size], endpoint)
-            except OSError as error:
-                verdict = self._refused(error)
+            length = min(size, len(train) - at)
+            sent = self._kernel.send(sender, train, at, length, length, to)
+            if sent < 0:
+                verdict = self._refused(-sent)
         return verdict
 
-    def _refused(self, error: OSError) -> int:
-        if error.errno == errno.EMSGSIZE:
+    def _refused(self, error: int) -> int:
+        if error == errno.EMSGSIZE:
             return Verdict.TOO_BIG
-        name = errno.errorcode.get(error.errno or 0, "unknown")
+        name = errno.errorcode.get(error, "unknown")
         self.last_errors[name] = self.last_errors.get(name, 0) + 1
-        return Verdict.QUEUE_FULL if error.errno in _NO_ROOM else Verdict.SEND_ERROR
+        return Verdict.QUEUE_FULL if error in _NO_ROOM else Verdict.SEND_ERROR
 
     def path_mtu(self, endpoint: Endpoint) -> int:
         """What the kernel's routing cache knows of the path: a connected socket is asked, and closed again."""
@@ -180,6 +204,14 @@ class UdpUnderlay:
             family.receiver.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO_BYTES) for family in self._families.values()
         ]
         return sum(struct.unpack("=9I", one)[_MEMINFO_DROPS] for one in told)
+
+    def report(self) -> dict[str, Any]:
+        """See `Underlay`."""
+        source_ports = {
+            f"ipv{number}": [sender.getsockname()[1] for sender in family.senders]
+            for number, family in self._families.items()
+        }
+        return {"send_errors": dict(self.last_errors), "socket_drops": self.drops(), "source_ports": source_ports}
 
     def watch(self, ready: Callable[[], None]) -> None:
         """By the loop's poll on the receiving sockets."""

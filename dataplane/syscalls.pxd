@@ -1,0 +1,136 @@
+# The functions of syscalls.py for the compiled modules: inline C, each with one check that the whole access lies inside
+# the buffer. The kernel's interrupted calls are tried again, as Python does (PEP 475).
+
+cdef extern from *:
+    """
+    #include <errno.h>
+    #include <netinet/in.h>
+    #include <stdint.h>
+    #include <string.h>
+    #include <sys/socket.h>
+    #include <sys/uio.h>
+
+    #ifndef UDP_SEGMENT
+    #define UDP_SEGMENT 103 /* include/uapi/linux/udp.h */
+    #endif
+    #ifndef UDP_GRO
+    #define UDP_GRO 104
+    #endif
+
+    static inline int pfdp_result(ssize_t moved) { return moved < 0 ? -errno : (int)moved; }
+
+    static inline int pfdp_readv(int fd, void *head, size_t head_length, void *body, size_t body_length) {
+        struct iovec parts[2] = {{head, head_length}, {body, body_length}};
+        ssize_t moved;
+        do moved = readv(fd, parts, 2); while (moved < 0 && errno == EINTR);
+        return pfdp_result(moved);
+    }
+
+    static inline int pfdp_writev(int fd, const void *head, size_t head_length, const void *body, size_t body_length) {
+        struct iovec parts[2] = {{(void *)head, head_length}, {(void *)body, body_length}};
+        ssize_t moved;
+        do moved = writev(fd, parts, 2); while (moved < 0 && errno == EINTR);
+        return pfdp_result(moved);
+    }
+
+    typedef union { struct cmsghdr header; unsigned char bytes[CMSG_SPACE(sizeof(int))]; } pfdp_ancillary;
+
+    static inline int pfdp_receive(int fd, void *data, size_t room, unsigned char *told) {
+        struct iovec part = {data, room};
+        struct sockaddr_in6 source; /* the larger of the two */
+        pfdp_ancillary ancillary;
+        struct msghdr message;
+        struct cmsghdr *one;
+        ssize_t moved;
+        uint16_t stride = 0;
+        memset(&message, 0, sizeof message);
+        message.msg_name = &source;
+        message.msg_iov = &part;
+        message.msg_iovlen = 1;
+        message.msg_control = &ancillary;
+        do {
+            message.msg_namelen = sizeof source;
+            message.msg_controllen = sizeof ancillary;
+            moved = recvmsg(fd, &message, 0);
+        } while (moved < 0 && errno == EINTR);
+        if (moved < 0) return -errno;
+        for (one = CMSG_FIRSTHDR(&message); one; one = CMSG_NXTHDR(&message, one)) {
+            if (one->cmsg_level == IPPROTO_UDP && one->cmsg_type == UDP_GRO) {
+                int size;
+                memcpy(&size, CMSG_DATA(one), sizeof size);
+                stride = (uint16_t)size;
+            }
+        }
+        memcpy(told, &stride, sizeof stride);
+        if (source.sin6_family == AF_INET6) memcpy(told + 8, &source.sin6_addr, 16);
+        else memcpy(told + 8, &((struct sockaddr_in *)&source)->sin_addr, 4);
+        return (int)moved;
+    }
+
+    static inline int pfdp_send(int fd, const void *data, size_t length, uint16_t stride, const void *to, size_t to_length) {
+        struct iovec part = {(void *)data, length};
+        pfdp_ancillary ancillary;
+        struct msghdr message;
+        ssize_t moved;
+        memset(&message, 0, sizeof message);
+        message.msg_name = (void *)to;
+        message.msg_namelen = to_length;
+        message.msg_iov = &part;
+        message.msg_iovlen = 1;
+        if (stride != length) {
+            memset(&ancillary, 0, sizeof ancillary);
+            ancillary.header.cmsg_level = IPPROTO_UDP;
+            ancillary.header.cmsg_type = UDP_SEGMENT;
+            ancillary.header.cmsg_len = CMSG_LEN(sizeof stride);
+            memcpy(CMSG_DATA(&ancillary.header), &stride, sizeof stride);
+            message.msg_control = &ancillary;
+            message.msg_controllen = CMSG_SPACE(sizeof stride);
+        }
+        do moved = sendmsg(fd, &message, 0); while (moved < 0 && errno == EINTR);
+        return pfdp_result(moved);
+    }
+    """
+    int pfdp_readv(int fd, void *head, size_t head_length, void *body, size_t body_length) noexcept
+    int pfdp_writev(int fd, const void *head, size_t head_length, const void *body, size_t body_length) noexcept
+    int pfdp_receive(int fd, void *data, size_t room, unsigned char *told) noexcept
+    int pfdp_send(int fd, const void *data, size_t length, unsigned short stride, const void *to, size_t to_length) noexcept
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.object cimport PyObject_AsFileDescriptor
+from encap.fields cimport require
+
+cdef enum:
+    VNET_LENGTH = 10
+    TOLD_LENGTH = 24
+
+cdef inline int read_packet(
+    int fd, unsigned char[::1] vnet, Py_ssize_t vnet_at, unsigned char[::1] data, Py_ssize_t at, Py_ssize_t room
+) except? -9999:
+    require(vnet_at, VNET_LENGTH, vnet.shape[0])
+    require(at, room, data.shape[0])
+    return pfdp_readv(fd, &vnet[vnet_at], VNET_LENGTH, &data[at] if room else NULL, room)
+
+cdef inline int write_packet(
+    int fd, const unsigned char[::1] vnet, Py_ssize_t vnet_at, const unsigned char[::1] data, Py_ssize_t at, Py_ssize_t length
+) except? -9999:
+    require(vnet_at, VNET_LENGTH, vnet.shape[0])
+    require(at, length, data.shape[0])
+    return pfdp_writev(fd, &vnet[vnet_at], VNET_LENGTH, &data[at] if length else NULL, length)
+
+cdef inline int receive(
+    object receiver, unsigned char[::1] data, Py_ssize_t at, Py_ssize_t room, unsigned char[::1] told
+) except? -9999:
+    require(at, room, data.shape[0])
+    require(0, TOLD_LENGTH, told.shape[0])
+    return pfdp_receive(PyObject_AsFileDescriptor(receiver), &data[at] if room else NULL, room, &told[0])
+
+cdef inline int send(
+    object sender, const unsigned char[::1] data, Py_ssize_t at, Py_ssize_t length, Py_ssize_t stride, bytes to
+) except? -9999:
+    require(at, length, data.shape[0])
+    if not 0 <= stride <= 65535:
+        raise ValueError("a stride of more than 16 bits")
+    return pfdp_send(
+        PyObject_AsFileDescriptor(sender), &data[at] if length else NULL, length, <unsigned short>stride,
+        <const void *>PyBytes_AS_STRING(to), PyBytes_GET_SIZE(to),
+    )

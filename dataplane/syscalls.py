@@ -1,0 +1,105 @@
+"""The four system calls that carry packets.
+
+Theory of operation: uncompiled these functions go through ``os`` and ``socket``. The compiled loops of
+``dataplane.kernel`` take the functions of the same names from ``syscalls.pxd``, which are inline C: no argument is boxed,
+no address is turned into text and back, and a call that finds nothing raises nothing. Idle round trips are where that
+counts: what is touched once in 5 ms is in no cache (docs/performance.md).
+
+All of them return the number of bytes moved, or minus an errno, and raise IndexError where an access would lie beyond
+a buffer. Descriptors and sockets are in non-blocking mode.
+"""
+
+import errno
+import functools
+import os
+import socket
+import struct
+import sys
+
+from encap.fields import Octets, WritableOctets
+from routing.table import Endpoint
+
+VNET_LENGTH = 10
+TOLD_LENGTH = 24
+"""What `receive` tells of a datagram: 0 the segment size of a run (UDP_GRO) in the machine's byte order, 2 bytes, or 0;
+8 the source address, 4 or 16 bytes."""
+
+MAX_STRIDE = 65535
+
+_UDP_SEGMENT = 103
+_ANCILLARY_BYTES = socket.CMSG_SPACE(4)
+_IPV4 = struct.Struct("=H2s4s8x")
+_IPV6 = struct.Struct("=H2s4s16sI")
+
+
+def _require(at: int, length: int, size: int) -> None:
+    if at < 0 or length < 0 or at + length > size:
+        raise IndexError("access beyond the buffer")
+
+
+def read_packet(fd: int, vnet: WritableOctets, vnet_at: int, data: WritableOctets, at: int, room: int) -> int:
+    """Readv a packet of a TUN: its virtio-net header to `vnet_at` in `vnet`, at most `room` bytes to `at` in `data`."""
+    _require(vnet_at, VNET_LENGTH, len(vnet))
+    _require(at, room, len(data))
+    try:
+        return os.readv(fd, (vnet[vnet_at : vnet_at + VNET_LENGTH], data[at : at + room]))
+    except OSError as error:
+        return -(error.errno or errno.EIO)
+
+
+def write_packet(fd: int, vnet: Octets, vnet_at: int, data: Octets, at: int, length: int) -> int:
+    """Writev one packet to a TUN, behind its virtio-net header."""
+    _require(vnet_at, VNET_LENGTH, len(vnet))
+    _require(at, length, len(data))
+    try:
+        return os.writev(fd, (vnet[vnet_at : vnet_at + VNET_LENGTH], data[at : at + length]))
+    except OSError as error:
+        return -(error.errno or errno.EIO)
+
+
+def receive(receiver: socket.socket, data: WritableOctets, at: int, room: int, told: WritableOctets) -> int:
+    """Recvmsg a datagram, or a run of them, to `at` in `data`; `told` gets TOLD_LENGTH bytes about it."""
+    _require(at, room, len(data))
+    _require(0, TOLD_LENGTH, len(told))
+    try:
+        length, ancillary, _, source = receiver.recvmsg_into((data[at : at + room],), _ANCILLARY_BYTES)
+    except OSError as error:
+        return -(error.errno or errno.EIO)
+    stride = int.from_bytes(ancillary[0][2], sys.byteorder) if ancillary else 0
+    told[:2] = stride.to_bytes(2, sys.byteorder)
+    address = socket.inet_pton(receiver.family, source[0].partition("%")[0])
+    told[8 : 8 + len(address)] = address
+    return length
+
+
+def send(sender: socket.socket, data: Octets, at: int, length: int, stride: int, to: bytes) -> int:
+    """Send data[at:at + length] as datagrams of `stride` bytes, the last maybe shorter, to the struct sockaddr `to`."""
+    _require(at, length, len(data))
+    if not 0 <= stride <= MAX_STRIDE:
+        raise ValueError("a stride of more than 16 bits")
+    try:
+        if stride == length:
+            return sender.sendto(data[at : at + length], _endpoint(to))
+        segments = ((socket.IPPROTO_UDP, _UDP_SEGMENT, stride.to_bytes(2, sys.byteorder)),)
+        return sender.sendmsg((data[at : at + length],), segments, 0, _endpoint(to))
+    except OSError as error:
+        return -(error.errno or errno.EIO)
+
+
+def sockaddr(endpoint: Endpoint) -> bytes:
+    """`endpoint` as the kernel takes it: struct sockaddr_in or sockaddr_in6 (ip(7), ipv6(7))."""
+    if len(endpoint) == 2:
+        return _IPV4.pack(socket.AF_INET, endpoint[1].to_bytes(2, "big"), socket.inet_pton(socket.AF_INET, endpoint[0]))
+    host, port, flow, scope = endpoint
+    address = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
+    return _IPV6.pack(socket.AF_INET6, port.to_bytes(2, "big"), flow.to_bytes(4, "big"), address, scope)
+
+
+@functools.lru_cache(4096)
+def _endpoint(to: bytes) -> Endpoint:
+    """What `sockaddr` was made of."""
+    if len(to) == _IPV4.size:
+        _, port, address = _IPV4.unpack(to)
+        return socket.inet_ntop(socket.AF_INET, address), int.from_bytes(port, "big")
+    _, port, flow, address, scope = _IPV6.unpack(to)
+    return socket.inet_ntop(socket.AF_INET6, address), int.from_bytes(port, "big"), int.from_bytes(flow, "big"), scope

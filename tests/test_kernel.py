@@ -1,0 +1,282 @@
+"""The loops around the system calls, with inline C and with the Python that it stands for, on real descriptors."""
+
+import errno
+import os
+import socket
+import sys
+from ipaddress import ip_address
+
+import pytest
+from reference_encap import POISON as POISON_OCTET
+
+from dataplane import syscalls
+from dataplane.batch import HEADROOM, MAX_PACKET_LENGTH, Batch
+from dataplane.kernel import Kernel
+from dataplane.syscalls import sockaddr
+from dataplane.verdict import Verdict
+
+HOSTS = {4: "127.0.0.1", 6: "::1"}
+POISON = bytes([POISON_OCTET])
+LOOPBACK = {4: 0x7F000001, 6: 1}
+UDP_SEGMENT, UDP_GRO = 103, 104
+
+
+class PythonKernel(Kernel):
+    """Goes through ``os`` and ``socket``, also where the loops are compiled."""
+
+    def read_packet(self, *arguments):
+        return syscalls.read_packet(*arguments)
+
+    def write_packet(self, *arguments):
+        return syscalls.write_packet(*arguments)
+
+    def receive(self, *arguments):
+        return syscalls.receive(*arguments)
+
+    def send(self, *arguments):
+        return syscalls.send(*arguments)
+
+
+@pytest.fixture(params=[Kernel, PythonKernel])
+def kernel(request) -> Kernel:
+    return request.param()
+
+
+@pytest.fixture
+def tun():
+    """A pair of descriptors that keep packets apart, as a TUN does."""
+    ours, host = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    host.setblocking(False)
+    with ours, host:
+        yield ours, host
+
+
+@pytest.fixture(params=[4, 6])
+def pair(request):
+    """The family, a sender and a receiver on loopback."""
+    family = socket.AF_INET if request.param == 4 else socket.AF_INET6
+    with socket.socket(family, socket.SOCK_DGRAM) as sender, socket.socket(family, socket.SOCK_DGRAM) as receiver:
+        for one in (sender, receiver):
+            one.bind((HOSTS[request.param], 0))
+            one.setblocking(False)
+        yield request.param, sender, receiver
+
+
+def poisoned_batch(capacity: int) -> Batch:
+    batch = Batch(capacity)
+    batch.data[:] = POISON * len(batch.data)
+    batch.vnet[:] = POISON * len(batch.vnet)
+    return batch
+
+
+def test_reads_until_nothing_is_left(kernel, tun):
+    ours, host = tun
+    for i in range(3):
+        host.send(bytes([i]) * 10 + b"packet" * (i + 1))
+    batch = poisoned_batch(5)
+    assert kernel.read_packets(ours.fileno(), batch) == kernel.error == errno.EAGAIN
+    assert [bytes(batch.packet(i)) for i in range(batch.count)] == [b"packet", b"packet" * 2, b"packet" * 3]
+    assert [bytes(batch.vnet_header(i)) for i in range(4)] == [bytes([i]) * 10 for i in range(3)] + [POISON * 10]
+    end = batch.offset[2] + batch.length[2]
+    assert bytes(batch.data[end : end + 100]) == POISON * 100
+    assert bytes(batch.data[:HEADROOM]) == POISON * HEADROOM
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_reads_no_more_than_asked_for(kernel, tun, limit):
+    ours, host = tun
+    for i in range(3):
+        host.send(bytes(10) + bytes([i]))
+    batch = Batch(4)
+    batch.clear(limit)
+    assert kernel.read_packets(ours.fileno(), batch) == 0
+    assert batch.is_full
+    assert [bytes(batch.packet(i)) for i in range(batch.count)] == [bytes([i]) for i in range(limit)]
+    batch.clear()
+    kernel.read_packets(ours.fileno(), batch)
+    assert [bytes(batch.packet(i)) for i in range(batch.count)] == [bytes([i]) for i in range(limit, 3)]
+
+
+def test_the_longest_packet_is_read_whole(kernel, tun):
+    ours, host = tun
+    host.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    packet = os.urandom(MAX_PACKET_LENGTH)
+    host.send(bytes(10) + packet)
+    batch = Batch(2)
+    kernel.read_packets(ours.fileno(), batch)
+    assert bytes(batch.packet(0)) == packet
+
+
+@pytest.mark.parametrize("call", ["read_packets", "write_packets"])
+def test_a_bad_descriptor_is_an_error_and_no_exception(kernel, call):
+    batch = Batch(1)
+    if call == "write_packets":
+        batch.put(b"x")
+        batch.verdict[0] = Verdict.FORWARDED
+        assert kernel.write_packets(-1, batch, 0, True) == 0
+    else:
+        assert kernel.read_packets(-1, batch) == errno.EBADF
+        assert batch.count == 0
+    assert kernel.error == errno.EBADF
+
+
+def batch_to_write() -> Batch:
+    """Forwarded, dropped, merged into the first, a superpacket, forwarded."""
+    batch = Batch(5)
+    for i in range(5):
+        header = bytes([1, 1]) + bytes(8) if i == 3 else bytes(10)
+        batch.put(bytes([i]) * (i + 1), vnet=header)
+        batch.verdict[i] = Verdict.NO_ROUTE if i == 1 else Verdict.FORWARDED
+    batch.head[2] = 0
+    return batch
+
+
+def written(host: socket.socket) -> list[bytes]:
+    found = []
+    while True:
+        try:
+            found.append(host.recv(1000))
+        except BlockingIOError:
+            return found
+
+
+def test_writes_what_is_forwarded_behind_its_header(kernel, tun):
+    ours, host = tun
+    batch = batch_to_write()
+    assert kernel.write_packets(ours.fileno(), batch, 0, True) == batch.count
+    assert kernel.error == 0
+    superpacket = bytes([1, 1]) + bytes(8) + bytes([3]) * 4
+    assert written(host) == [bytes(10) + b"\0", superpacket, bytes(10) + bytes([4]) * 5]
+
+
+def test_stops_at_a_superpacket_that_must_be_cut_and_goes_on_behind_it(kernel, tun):
+    ours, host = tun
+    batch = batch_to_write()
+    assert (kernel.write_packets(ours.fileno(), batch, 0, False), kernel.error) == (3, 0)
+    assert kernel.write_packets(ours.fileno(), batch, 4, False) == batch.count
+    assert written(host) == [bytes(10) + b"\0", bytes(10) + bytes([4]) * 5]
+
+
+def test_a_full_queue_stops_the_writes(kernel, tun):
+    ours, host = tun
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 0)  # the kernel's least
+    batch = Batch(32)
+    for i in range(32):
+        batch.put(bytes([i]) * 4000)
+        batch.verdict[i] = Verdict.FORWARDED
+    refused = kernel.write_packets(ours.fileno(), batch, 0, True)
+    assert 0 < refused < 32
+    assert kernel.error == errno.EAGAIN
+    assert len(written(host)) == refused
+
+
+def trains(*payloads: tuple[bytes, int]) -> Batch:
+    batch = Batch(max(len(payloads), 1))
+    for i, (payload, stride) in enumerate(payloads):
+        batch.put(payload, peer=7, stride=stride)
+        batch.verdict[i], batch.flow[i] = Verdict.FORWARDED, i
+    return batch
+
+
+def roads_to(family: int, sender: socket.socket, receiver: socket.socket) -> dict:
+    endpoint = receiver.getsockname()
+    return {7: ([sender], sockaddr(endpoint))}
+
+
+def test_sends_trains_as_datagrams_and_single_ones(kernel, pair):
+    family, sender, receiver = pair
+    batch = trains((b"aaabbbcc", 3), (b"single", 6), (b"dropped", 7), (b"", 0))
+    batch.verdict[2] = Verdict.TOO_BIG
+    assert kernel.send_trains(batch, 0, roads_to(family, sender, receiver)) == batch.count
+    assert kernel.error == 0
+    assert written(receiver) == [b"aaa", b"bbb", b"cc", b"single", b""]
+
+
+def test_a_refused_train_is_told_and_what_follows_can_be_sent(kernel, pair):
+    family, sender, receiver = pair
+    batch = trains((b"x" * 65535, 65535), (b"next", 4))
+    roads = roads_to(family, sender, receiver)
+    assert (kernel.send_trains(batch, 0, roads), kernel.error) == (0, errno.EMSGSIZE)
+    assert kernel.send_trains(batch, 1, roads) == batch.count
+    assert written(receiver) == [b"next"]
+
+
+class Origins(dict):
+    def __missing__(self, source: int) -> int:
+        return -1
+
+
+def test_receives_with_the_number_of_the_source(kernel, pair):
+    family, sender, receiver = pair
+    for payload in (b"one", b"twice"):
+        sender.sendto(payload, receiver.getsockname())
+    batch = poisoned_batch(3)
+    assert kernel.receive_datagrams(receiver, batch, {LOOPBACK[family]: 5}, family == 4) == errno.EAGAIN
+    assert [(bytes(batch.packet(i)), batch.peer[i], batch.stride[i]) for i in range(batch.count)] == [
+        (b"one", 5, 0),
+        (b"twice", 5, 0),
+    ]
+    assert bytes(batch.data[batch.offset[1] + 5 :][:100]) == POISON * 100
+    sender.sendto(b"", receiver.getsockname())
+    batch.clear(1)
+    assert kernel.receive_datagrams(receiver, batch, Origins(), family == 4) == 0
+    assert (batch.count, batch.length[0], batch.peer[0]) == (1, 0, -1)
+
+
+def test_receives_a_run_with_its_stride(kernel, pair):
+    family, sender, receiver = pair
+    receiver.setsockopt(socket.IPPROTO_UDP, UDP_GRO, 1)
+    segments = ((socket.IPPROTO_UDP, UDP_SEGMENT, (3).to_bytes(2, sys.byteorder)),)
+    sender.sendmsg((b"aaabbbcc",), segments, 0, receiver.getsockname())
+    batch = Batch(4)
+    kernel.receive_datagrams(receiver, batch, {LOOPBACK[family]: 2}, family == 4)
+    assert [(bytes(batch.packet(i)), batch.peer[i], batch.stride[i]) for i in range(batch.count)] == [(b"aaabbbcc", 2, 3)]
+
+
+@pytest.mark.parametrize("host", ["2001:db8:ffff:ffff:1234:5678:9abc:def0", "::ffff", "8000::", "fe80::1"])
+def test_an_ipv6_source_is_the_number_of_its_address(host):
+    class Kernel6(Kernel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left = 1
+
+        def receive(self, receiver, data, at, room, told):
+            if not self.left:
+                return -errno.EAGAIN
+            self.left -= 1
+            told[8:24] = ip_address(host).packed
+            return 0
+
+    batch = Batch(2)
+    Kernel6().receive_datagrams(None, batch, {int(ip_address(host)): 3}, False)
+    assert list(batch.peer)[: batch.count] == [3]
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments"),
+    [
+        ("read_packet", (-1, bytearray(9), 0, bytearray(9), 0, 9)),
+        ("read_packet", (-1, bytearray(10), 1, bytearray(9), 0, 9)),
+        ("read_packet", (-1, bytearray(10), 0, bytearray(9), 1, 9)),
+        ("read_packet", (-1, bytearray(10), 0, bytearray(9), -1, 9)),
+        ("write_packet", (-1, bytearray(9), 0, bytearray(9), 0, 9)),
+        ("write_packet", (-1, bytearray(10), 0, bytearray(9), 8, 2)),
+        ("receive", (0, bytearray(9), 0, 10, bytearray(24))),
+        ("receive", (0, bytearray(9), 0, 9, bytearray(23))),
+        ("send", (0, bytearray(9), 5, 5, 5, b"")),
+        ("send", (0, bytearray(9), 0, 5, -1, b"")),
+    ],
+)
+def test_an_access_beyond_a_buffer_raises_in_either_form(kernel, call, arguments):
+    with pytest.raises((IndexError, ValueError)):
+        getattr(kernel, call)(*arguments)
+
+
+@pytest.mark.parametrize("endpoint", [("192.0.2.1", 8472), ("2001:db8::1", 8472, 0, 0), ("fe80::1", 65535, 0x12345, 7)])
+def test_a_sockaddr_holds_the_endpoint(endpoint):
+    made = sockaddr(endpoint)
+    assert syscalls._endpoint(made) == endpoint
+    family = socket.AF_INET if len(endpoint) == 2 else socket.AF_INET6
+    assert made[:2] == int(family).to_bytes(2, sys.byteorder)
+    assert made[2:4] == endpoint[1].to_bytes(2, "big")
