@@ -1,9 +1,7 @@
 """The demo: three hosts on one machine, two of them pyflannel-dp nodes, one a kernel VXLAN device that knows nothing of us.
 
-Theory of operation: a `Lab` makes the hosts; the nodes are real processes of this program that share a local store in
-a temporary folder; the kernel host is announced to them by a lease file and told of them by hand, as flanneld would.
-One ping is followed through packet sockets at six places of its way, ordered by the kernel's timestamps. Leaving the
-lab removes it all.
+Theory of operation: the hosts, nodes and pods are a `Topology`. One ping is followed through packet sockets at six places
+of its way, ordered by the kernel's timestamps. Leaving the lab removes it all.
 """
 
 import contextlib
@@ -11,7 +9,6 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -19,9 +16,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from ipaddress import IPv4Network, IPv6Network
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +27,20 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from dataplane.control import ControlError, ask
+from dataplane.control import ControlError
 from dataplane.describe import describe_frame, describe_packet
-from dataplane.lab import Host, Lab, LabError, Pod, inside, missing
-from routing.lease import Lease, LeaseAttributes, VtepData, parse_mac
+from dataplane.lab import Host, LabError, Pod, inside, missing
+from dataplane.lab.command import interruptible, no_tun_here
+from dataplane.lab.topology import HostPlan, Running, Runs, Topology
 
-NETWORK = "10.244.0.0/16"
-IPV6_NETWORK = "fd00:10:244::/48"
-KERNEL_SUBNET = IPv4Network("10.244.200.0/24")
-_START_SECONDS = 20.0
+TOPOLOGY = Topology(
+    hosts=(
+        HostPlan("h1", pods=1),
+        HostPlan("h2", pods=1),
+        HostPlan("h3", Runs.KERNEL, pods=1, subnet=IPv4Network("10.244.200.0/24")),
+    ),
+    ipv6_network=IPv6Network("fd00:10:244::/48"),
+)
 _CHUNK = 1 << 20
 _SO_TIMESTAMPNS = 35  # asm-generic/socket.h, SO_TIMESTAMPNS_OLD
 _ETH_P_ALL = 3
@@ -56,7 +58,7 @@ class _Site:
     pod: Pod
     title: str
     device: str = "flannel.1"
-    peers: dict[str, str] | None = None
+    peers: dict[str, str] = field(default_factory=dict)
 
 
 def run(megabytes: int) -> int:
@@ -68,34 +70,22 @@ def run(megabytes: int) -> int:
             return _rerun_in_user_namespace(console, megabytes, reason)
         console.print(f"[red]the demo cannot run: {escape(reason)}")
         return 1
-    previous = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with tempfile.TemporaryDirectory(prefix="pyflannel-dp-demo-") as folder, Lab("pfdemo") as lab:
-            _show(console, lab, Path(folder), megabytes)
+        with interruptible(), tempfile.TemporaryDirectory(prefix="pyflannel-dp-demo-") as folder:
+            _show(console, Path(folder), megabytes)
     except (DemoError, LabError, ControlError, OSError) as error:
         console.print(f"[red]the demo failed: {escape(str(error))}")
         return 1
     except KeyboardInterrupt:
         console.print("[yellow]interrupted; everything is removed")
         return 130
-    for number, handler in previous.items():
-        signal.signal(number, handler)
     return 0
-
-
-def _interrupt(*_: object) -> None:
-    """End the demo; from here to the end of the process nothing may interrupt the tidying up."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 def _reason_not_to_run() -> str | None:
     if shutil.which("ping") is None:
         return "the command ping is missing (Debian package iputils-ping)"
-    if not Path("/dev/net/tun").exists():
-        return "/dev/net/tun does not exist: load the module (modprobe tun), or pass the device into the container"
-    return missing()
+    return no_tun_here() or missing()
 
 
 def _rerun_in_user_namespace(console: Console, megabytes: int, reason: str) -> int:
@@ -121,111 +111,47 @@ def _rerun_in_user_namespace(console: Console, megabytes: int, reason: str) -> i
     return subprocess.run([*unshare, "sh", "-c", inner, "sh", *program], env=environment, check=False).returncode
 
 
-def _show(console: Console, lab: Lab, folder: Path, megabytes: int) -> None:
+def _show(console: Console, folder: Path, megabytes: int) -> None:
     started = time.monotonic()
     console.rule("[bold]1. three hosts")
-    sites = _build(console, lab, folder)
-    console.rule("[bold]2. one ping, step by step")
-    _follow_ping(console, sites[0], sites[1])
-    console.rule("[bold]3. everybody pings everybody")
-    pings = _ping_all(console, sites)
-    console.rule("[bold]4. data over TCP")
-    transfers = _transfer_all(console, sites, megabytes)
-    console.rule("[bold]what was proved")
-    _summarize(console, folder, pings, transfers, time.monotonic() - started)
+    with TOPOLOGY.bring_up(folder, "pfdemo") as running:
+        sites = _sites(running)
+        _show_sites(console, sites)
+        console.rule("[bold]2. one ping, step by step")
+        _follow_ping(console, sites[0], sites[1])
+        console.rule("[bold]3. everybody pings everybody")
+        pings = _ping_all(console, sites)
+        console.rule("[bold]4. data over TCP")
+        transfers = _transfer_all(console, sites, megabytes)
+        console.rule("[bold]what was proved")
+        _summarize(console, running, pings, transfers, time.monotonic() - started)
 
 
-def _build(console: Console, lab: Lab, folder: Path) -> list[_Site]:
-    hosts = [lab.add_host() for _ in range(3)]
-    kernel = hosts[2]
-    mac = kernel.add_kernel_vxlan(KERNEL_SUBNET)
-    _announce(folder, kernel, mac)
-    for host in hosts[:2]:
-        _start_node(host, folder)
-    sites = [_site_of_node(host, folder) for host in hosts[:2]]
-    for site in sites:
-        answer = ask(_run_dir(folder, site.host), "status")
-        kernel.add_kernel_peer(IPv4Network(answer["lease"]["subnet"]), site.host.ipv4, answer["lease"]["vtep_mac"])
-    sites.append(_Site(kernel, kernel.add_pod(KERNEL_SUBNET), "kernel VXLAN device"))
+def _sites(running: Running) -> list[_Site]:
+    sites = []
+    for plan in running.topology.hosts:
+        host = running.hosts[plan.name]
+        site = _Site(host, host.pods[0], "kernel VXLAN device")
+        if plan.runs is Runs.NODE:
+            answer = running.status(host)
+            site.device = answer["device"]["name"]
+            site.title = f"pyflannel-dp, {site.device}"
+            site.peers = {peer["subnet"]: f"{peer['address']} {peer['mac']}" for peer in answer["peers"]}
+        sites.append(site)
+    return sites
+
+
+def _show_sites(console: Console, sites: list[_Site]) -> None:
     table = Table("host", "runs", "underlay", "pod")
     for site in sites:
         addresses = "\n".join(str(one) for one in (site.pod.ipv4, site.pod.ipv6) if one is not None)
         table.add_row(f"host {site.host.number}", site.title, str(site.host.ipv4), addresses)
     console.print(table)
-    for site in sites[:2]:
-        _wait_for_peers(site, folder)
-    return sites
-
-
-def _run_dir(folder: Path, host: Host) -> Path:
-    return folder / f"run{host.number}"
-
-
-def _subnet_file(folder: Path, host: Host) -> Path:
-    return folder / f"subnet{host.number}.env"
-
-
-def _announce(folder: Path, kernel: Host, mac: str) -> None:
-    """The kernel host's lease: a file written by hand is a reservation, which never ends."""
-    attributes = LeaseAttributes(kernel.ipv4, None, "vxlan", VtepData(parse_mac(mac), 1))
-    lease = Lease(KERNEL_SUBNET, None, attributes)
-    subnets = folder / "store" / "subnets"
-    subnets.mkdir(parents=True)
-    (subnets / lease.key).write_text(attributes.to_json(), encoding="utf-8")
-
-
-def _start_node(host: Host, folder: Path) -> None:
-    with open(folder / f"log{host.number}", "w", encoding="utf-8") as log:
-        host.popen(
-            [
-                sys.executable, "-m", "dataplane.cli", "--backend", "udp",
-                "--network", NETWORK, "--ipv6-network", IPV6_NETWORK,
-                "--store-dir", str(folder / "store"),
-                "--run-dir", str(_run_dir(folder, host)),
-                "--subnet-file", str(_subnet_file(folder, host)),
-            ],
-            stdout=log, stderr=log,
-        )  # fmt: skip
-
-
-def _wait(what: str, done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _START_SECONDS
-    while not done():
-        if time.monotonic() > deadline:
-            raise DemoError(f"{what} did not happen within {_START_SECONDS:.0f} s")
-        time.sleep(0.02)
-
-
-def _site_of_node(host: Host, folder: Path) -> _Site:
-    """The node of `host` once it has written its subnet file, which it does last."""
-    process = host.lab.processes[host.number - 1]
-
-    def ready() -> bool:
-        if process.poll() is not None:
-            said = (folder / f"log{host.number}").read_text(encoding="utf-8").strip()
-            raise DemoError(f"the node on host {host.number} ended:\n{said}")
-        return _subnet_file(folder, host).exists()
-
-    _wait(f"the start of the node on host {host.number}", ready)
-    answer = ask(_run_dir(folder, host), "status")
-    lease, device = answer["lease"], answer["device"]
-    pod = host.add_pod(IPv4Network(lease["subnet"]), IPv6Network(lease["ipv6_subnet"]), mtu=device["mtu"])
-    return _Site(host, pod, f"pyflannel-dp, {device['name']}", device["name"])
-
-
-def _wait_for_peers(site: _Site, folder: Path) -> None:
-    def known() -> bool:
-        answer = ask(_run_dir(folder, site.host), "status")
-        site.peers = {peer["subnet"]: f"{peer['address']} {peer['mac']}" for peer in answer["peers"]}
-        return len(site.peers) >= 3  # the other node's two subnets and the kernel's one
-
-    _wait(f"host {site.host.number} hearing of its peers", known)
 
 
 def _follow_ping(console: Console, here: _Site, there: _Site) -> None:
     a, b = here.host.number, there.host.number
-    lease = next(key for key in here.peers or {} if there.pod.ipv4 in IPv4Network(key))
-    vtep = (here.peers or {})[lease]
+    lease, vtep = next(peer for peer in here.peers.items() if there.pod.ipv4 in ip_network(peer[0]))
     places = [
         (here.pod.name, "eth0", f"the pod on host {a}", "the ping leaves the pod"),
         (here.host.name, here.device, f"host {a}, {here.device}", f"the kernel routes it into the TUN {here.device}"),
@@ -349,8 +275,8 @@ def _transfer(title: str, source: Pod, target: Pod, megabytes: int, advance: Cal
     return _Transfer(title, megabytes * _CHUNK, time.monotonic() - started)
 
 
-def _summarize(console: Console, folder: Path, pings: int, transfers: list[_Transfer], seconds: float) -> None:
-    nodes: list[dict[str, Any]] = [ask(folder / f"run{number}", "status") for number in (1, 2)]
+def _summarize(console: Console, running: Running, pings: int, transfers: list[_Transfer], seconds: float) -> None:
+    nodes: list[dict[str, Any]] = [running.status(name) for name in running.nodes]
     for number, node in enumerate(nodes, 1):
         for direction in ("outbound", "inbound"):
             counted = sum(node[direction]["verdicts"].values())
