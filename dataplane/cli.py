@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -38,6 +38,9 @@ from routing.stores import StoreError, SubnetStore
 from routing.stores.local import LocalStore
 from routing.stores.static import Peer, StaticStore, parse_peer
 from routing.subnetfile import DEFAULT_PATH as DEFAULT_SUBNET_FILE
+
+if TYPE_CHECKING:
+    from dataplane.underlay.link import LinkSpec
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +89,21 @@ def _pattern(text: str) -> str:
     return text
 
 
+def _capture_file(text: str) -> Path:
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise ValueError(f"the folder {path.parent} does not exist")
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder, not a file")
+    return path
+
+
+def _faults(text: str) -> "LinkSpec":
+    from dataplane.underlay.link import parse_link  # noqa: PLC0415 - only who injects faults needs it
+
+    return parse_link(text)
+
+
 def _vtep_mac(text: str) -> bytes:
     return require_unicast_mac(parse_mac(text))
 
@@ -99,6 +117,8 @@ _MAC = _Parsed("mac", _vtep_mac)
 _DEVICE = _Parsed("name", _device_name)
 _REGEX = _Parsed("regex", _pattern)
 _PEER = _Parsed("peer", parse_peer)
+_CAPTURE = _Parsed("file", _capture_file)
+_FAULTS = _Parsed("faults", _faults)
 _RUN_DIR = click.option(
     "--run-dir", type=click.Path(path_type=Path), default=_DEFAULT_RUN_DIR, show_default=True,
     envvar=f"{_ENVIRONMENT}_RUN_DIR", help="Folder of the control socket; one a node.",
@@ -201,6 +221,16 @@ def _offload_options(command: _Command) -> _Command:
     help="Renew the lease so long before its end.",
 )
 @_RUN_DIR
+@click.option(
+    "--capture", type=_CAPTURE, metavar="FILE", help="Record packets and datagrams there (pcapng, 1 GiB at most)."
+)
+@click.option("--trace", is_flag=True, help="Tell of every packet and datagram on stderr, a line each.")
+@click.option(
+    "--faults",
+    type=_FAULTS,
+    metavar="SPEC",
+    help="For experiments: lose, delay or damage what arrives, like loss=1%,delay=20ms.",
+)
 @click.option("--v", type=int, default=0, metavar="LEVEL", help="Log more (1 and above).")
 @click.version_option(package_name="pyflannel-dp")
 @click.pass_context
@@ -282,6 +312,28 @@ def demo(megabytes: int) -> None:
     sys.exit(run(megabytes))
 
 
+@cli.command()
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.option("--print-example", is_flag=True, help="Print a topology file with everything that can be said in it.")
+def lab(file: Path | None, print_example: bool) -> None:
+    """Bring up the hosts, nodes and pods that FILE describes, in network namespaces, for working in them by hand.
+
+    It prints how to enter each, and waits. Ctrl-C removes everything.
+    """
+    from dataplane.lab import command, topology, topologyfile  # noqa: PLC0415 - they need rich, which the node does not
+
+    if print_example:
+        click.echo(topologyfile.EXAMPLE, nl=False)
+        return
+    if file is None:
+        raise click.UsageError("give a topology file, or --print-example to see one")
+    try:
+        described = topologyfile.load(file)
+    except topology.TopologyError as error:
+        raise click.UsageError(str(error)) from None
+    sys.exit(command.run(described))
+
+
 @cli.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def bench(arguments: tuple[str, ...]) -> None:
@@ -326,6 +378,9 @@ class _Options:
     subnet_file: Path | None
     subnet_lease_renew_margin: int
     run_dir: Path
+    capture: Path | None
+    trace: bool
+    faults: "LinkSpec | None"
     v: int
 
     def settings(self) -> Settings:
@@ -341,6 +396,9 @@ class _Options:
             renew_margin=60.0 * self.subnet_lease_renew_margin,
             subnet_file=self.subnet_file or self._default_subnet_file(),
             run_dir=self.run_dir,
+            capture=self.capture,
+            trace=self.trace,
+            faults=self.faults,
         )
 
     def _default_subnet_file(self) -> Path:
@@ -479,6 +537,7 @@ def _render_status(answer: dict[str, Any]) -> str:
     lines += [f"            {peer['subnet']} at {peer['address']} {peer['mac'] or ''}".rstrip() for peer in answer["peers"]]
     lines += [f"            {one['key']} unreachable: {one['reason']}" for one in answer["unreachable"]]
     lines += [f"trouble   {failure}" for failure in answer["failures"]]
+    lines += _render_wrappers(answer)
     for name in ("outbound", "inbound"):
         direction = answer[name]
         lines.append(f"{name:9s} {direction['received']} packets received")
@@ -488,6 +547,19 @@ def _render_status(answer: dict[str, Any]) -> str:
     errors = answer["icmp_errors"]
     lines.append(f"ICMP      {errors['sent']} errors sent, {errors['suppressed']} suppressed by the rate limit")
     return "\n".join(lines)
+
+
+def _render_wrappers(answer: dict[str, Any]) -> list[str]:
+    """What ``--capture`` and ``--faults`` have to say."""
+    lines = []
+    if capture := answer.get("capture"):
+        state = f", stopped: {capture['stopped']}" if capture["stopped"] else ""
+        lines.append(f"capture   {capture['file']}, {capture['packets']} packets, {capture['bytes']} bytes{state}")
+    if link := answer.get("link"):
+        fates = ("lost", "duplicated", "corrupted", "reordered", "queue_full", "oversize")
+        counts = ", ".join(f"{link[fate]} {fate}" for fate in fates if link[fate])
+        lines.append(f"faults    {link['spec']}: of {link['sent']} datagrams {counts or 'none harmed'}")
+    return lines
 
 
 def _spellings() -> tuple[set[str], dict[str, str | None]]:

@@ -14,6 +14,10 @@ from encap.fields import (
     IPV6_HEADER_LENGTH,
     IPV6_HOP_LIMIT,
     IPV6_NEXT_HEADER,
+    TCP_DATA_OFFSET,
+    TCP_FLAGS,
+    TCP_HEADER_LENGTH,
+    TCP_SEQUENCE,
     UDP_HEADER_LENGTH,
     load16,
     load32,
@@ -22,6 +26,17 @@ from encap.fields import (
 _PROTOCOLS = {1: "ICMP", 6: "TCP", 17: "UDP", 58: "ICMPv6"}
 _ICMP_TYPES = {8: "echo request", 0: "echo reply", 3: "unreachable", 11: "time exceeded"}
 _ICMPV6_TYPES = {128: "echo request", 129: "echo reply", 1: "unreachable", 2: "too big", 3: "time exceeded"}
+_TCP_FLAGS = ("FIN", "SYN", "RST", "PSH", "ACK", "URG", "ECE", "CWR")  # bit 0 first (RFC 9293 3.1, RFC 3168)
+
+
+def one_line(lines: list[str]) -> str:
+    """What the functions here return, in one line."""
+    return "; ".join(" ".join(line.split()) for line in lines)
+
+
+def describe_payload(payload: bytes, *, is_vxlan: bool) -> list[str]:
+    """The headers in a datagram of the overlay: VXLAN, or in the ip framing a packet."""
+    return _describe_vxlan(payload, vxlan.DEFAULT_PORT) if is_vxlan else describe_packet(payload)
 
 
 def describe_frame(frame: bytes, vxlan_port: int = vxlan.DEFAULT_PORT) -> list[str]:
@@ -55,6 +70,11 @@ def _describe_transport(protocol: int, data: bytes, vxlan_port: int) -> list[str
         line = f"UDP       {load16(data, 0)} → {load16(data, 2)}, checksum 0x{load16(data, 6):04x}"
         inner = data[UDP_HEADER_LENGTH:]
         return [line, *_describe_vxlan(inner, vxlan_port)] if load16(data, 2) == vxlan_port else [line]
+    if protocol == 6 and len(data) >= TCP_HEADER_LENGTH:
+        flags = " ".join(name for bit, name in enumerate(_TCP_FLAGS) if data[TCP_FLAGS] >> bit & 1) or "none"
+        length = max(len(data) - (data[TCP_DATA_OFFSET] >> 4) * 4, 0)
+        ports = f"{load16(data, 0)} → {load16(data, 2)}"
+        return [f"TCP       {ports}, flags {flags}, sequence {load32(data, TCP_SEQUENCE)}, {length} bytes of payload"]
     if protocol in {1, 58} and len(data) >= 8:
         types = _ICMP_TYPES if protocol == 1 else _ICMPV6_TYPES
         what = types.get(data[0], f"type {data[0]}")

@@ -13,12 +13,15 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """At most `capacity` items wait; `refused` counts those that found it full."""
+    """At most `capacity` items wait; `refused` counts those that found it full. `loop` calls the watcher, by default the
+    one that runs when watching begins."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._capacity = capacity
+        self._home = loop
         self._items: deque[T] = deque()
         self._ready: Callable[[], None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.refused = 0
 
     def __len__(self) -> int:
@@ -30,8 +33,8 @@ class Mailbox(Generic[T]):
             self.refused += 1
             return False
         self._items.append(item)
-        if self._ready is not None and len(self._items) == 1:
-            asyncio.get_running_loop().call_soon(self._notify)
+        if self._loop is not None and len(self._items) == 1:
+            self._loop.call_soon(self._notify)
         return True
 
     def take(self) -> T:
@@ -43,15 +46,20 @@ class Mailbox(Generic[T]):
         return self._items[0]
 
     def watch(self, ready: Callable[[], None]) -> None:
-        """From now on call `ready` from the running loop while items wait; those that wait already count."""
+        """From now on call `ready` from the loop while items wait; those that wait already count.
+
+        Items may be put while the loop does not run; `ready` is called when it does.
+        """
         self._ready = ready
-        asyncio.get_running_loop().call_soon(self._notify)
+        self._loop = self._home or asyncio.get_running_loop()
+        self._loop.call_soon(self._notify)
 
     def unwatch(self) -> None:
         """Call it no more; items go on waiting."""
-        self._ready = None
+        self._ready = self._loop = None
 
     def _notify(self) -> None:
         if self._ready is not None and self._items:
             self._ready()
-            asyncio.get_running_loop().call_soon(self._notify)
+            if self._loop is not None and self._items:
+                self._loop.call_soon(self._notify)

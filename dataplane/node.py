@@ -15,11 +15,12 @@ import asyncio
 import contextlib
 import logging
 import os
+import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import routing.table
 from dataplane import footprint
@@ -31,7 +32,7 @@ from dataplane.host import ALIAS, Host, HostError
 from dataplane.host.external import Choice, External, choose
 from dataplane.offload import Offload, Offloads
 from dataplane.underlay import Underlay
-from dataplane.underlay.udp import SOURCE_PORTS, UdpUnderlay, UnderlayError, open_udp
+from dataplane.underlay.udp import SOURCE_PORTS, UnderlayError, open_udp
 from dataplane.verdict import by_name
 from encap.overhead import MINIMUM_IPV4_MTU, MINIMUM_IPV6_MTU, overhead, superpacket_limit
 from encap.pure import is_compiled
@@ -43,6 +44,11 @@ from routing.leaseset import LeaseSet
 from routing.route import FRAMING_IP, FRAMING_VXLAN
 from routing.stores import LeaseLostError, StoreError, SubnetStore
 from routing.table import Identity, Table
+
+if TYPE_CHECKING:
+    from dataplane.capture import Recorder
+    from dataplane.trace import Tracer
+    from dataplane.underlay.link import LinkSpec
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -61,7 +67,10 @@ class NodeError(Exception):
 
 @dataclass(frozen=True)
 class Settings:
-    """What the operator chose. `renew_margin` is in seconds; `device` empty means flannel's name for the framing."""
+    """What the operator chose. `renew_margin` is in seconds; `device` empty means flannel's name for the framing.
+
+    `capture` is the file for packets, `trace` whether each is told on stderr, `faults` what our own link is to do to them.
+    """
 
     choice: Choice = field(default_factory=Choice)
     device: str = ""
@@ -73,6 +82,9 @@ class Settings:
     renew_margin: float = 3600.0
     subnet_file: Path = subnetfile.DEFAULT_PATH
     run_dir: Path = Path("/run/pyflannel-dp")
+    capture: Path | None = None
+    trace: bool = False
+    faults: "LinkSpec | None" = None
 
 
 OpenDevice = Callable[[str, int, Offloads], Device]
@@ -80,7 +92,11 @@ OpenUnderlay = Callable[[Sequence[Address], int, int, Offloads], Underlay]
 
 
 class Node:
-    """A node of the overlay. `open_device`, `open_underlay`, `sleep` and `now` are the kernel and the clock."""
+    """A node of the overlay.
+
+    `open_device`, `open_underlay`, `sleep` and `now` are the kernel and the clock; `now_ns` is the clock of captures and
+    traces, `rng` decides which packets meet the faults that the settings ask for.
+    """
 
     def __init__(
         self,
@@ -92,6 +108,8 @@ class Node:
         open_underlay: OpenUnderlay = open_udp,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         now: Callable[[], float] = time.time,
+        now_ns: Callable[[], int] = time.time_ns,
+        rng: random.Random | None = None,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -100,6 +118,8 @@ class Node:
         self._open_underlay = open_underlay
         self._sleep = sleep
         self._now = now
+        self._now_ns = now_ns
+        self._rng = rng or random.Random()
         self._started = now()
         self._failure: asyncio.Future[None] | None = None
         self._state = _State(Offloads(settings.offloads_off))
@@ -128,8 +148,10 @@ class Node:
         control = ControlServer(self._settings.run_dir, self.status)
         undo.push_async_callback(control.close)
         await control.start()
+        self._open_taps(undo)
         state.underlay = await self._bind()
-        undo.callback(state.underlay.close)
+        undo.callback(self._close_underlay)
+        self._wrap_underlay()
         state.mtu = device_mtu(state.external.mtu, state.config, state.framing, state.underlay.families)
         attributes = self._attributes()
         previous = subnetfile.read_previous(self._settings.subnet_file)
@@ -160,6 +182,64 @@ class Node:
             if not error.port_taken:
                 raise NodeError(str(error)) from error
             raise NodeError(f"{error}: {await asyncio.to_thread(self._port_holder, port)}") from error
+
+    def _open_taps(self, undo: contextlib.AsyncExitStack) -> None:
+        """What `--capture` and `--trace` need, if they are asked for: only a node that runs here empties the file."""
+        state, settings = self._state, self._settings
+        if settings.capture is not None:
+            from dataplane.capture import open_recorder  # noqa: PLC0415 - only then
+
+            try:
+                state.recorder = open_recorder(settings.capture, now_ns=self._now_ns, underlay=state.external.name)
+            except OSError as error:
+                raise NodeError(f"cannot write the capture file {settings.capture}: {error.strerror}") from error
+            undo.callback(state.recorder.close)
+        if settings.trace:
+            from dataplane.trace import Tracer  # noqa: PLC0415 - as above
+
+            state.tracer = Tracer(now_ns=self._now_ns)
+
+    def _close_underlay(self) -> None:
+        self._state.underlay.close()
+
+    def _wrap_underlay(self) -> None:
+        """Put around the underlay what the settings ask for; the taps inside, so that they see what is on the network."""
+        state = self._state
+        ends = {4: state.external.ipv4, 6: state.external.ipv6}
+        hosts = {family: str(ends[family]) for family in sorted(state.underlay.families)}
+        port = state.config.backend.port
+        header_length = HEADER_LENGTH if state.framing == FRAMING_VXLAN else 0
+        if state.recorder is not None:
+            from dataplane.capture import CapturingUnderlay  # noqa: PLC0415 - only with --capture
+
+            state.underlay = CapturingUnderlay(
+                state.underlay, state.recorder, hosts=hosts, port=port, header_length=header_length
+            )
+        if state.tracer is not None:
+            from dataplane.trace import TracingUnderlay  # noqa: PLC0415 - only with --trace
+
+            state.underlay = TracingUnderlay(
+                state.underlay, state.tracer, hosts=hosts, port=port, header_length=header_length
+            )
+        if self._settings.faults is not None:
+            from dataplane.faults import FaultyUnderlay  # noqa: PLC0415 - only with --faults
+            from dataplane.underlay.link import describe_link  # noqa: PLC0415 - as above
+
+            log.warning("faults are injected on purpose: %s", describe_link(self._settings.faults))
+            state.underlay = FaultyUnderlay(state.underlay, self._settings.faults, self._rng, header_length=header_length)
+
+    def _wrap_device(self, device: Device) -> Device:
+        """As for the underlay."""
+        state = self._state
+        if state.recorder is not None:
+            from dataplane.capture import CapturingDevice  # noqa: PLC0415 - only with --capture
+
+            device = CapturingDevice(device, state.recorder)
+        if state.tracer is not None:
+            from dataplane.trace import TracingDevice  # noqa: PLC0415 - only with --trace
+
+            device = TracingDevice(device, state.tracer)
+        return device
 
     def _port_holder(self, port: int) -> str:
         holders = [interface.name for interface in self._host.interfaces() if interface.udp_port == port]
@@ -215,7 +295,7 @@ class Node:
 
     async def _open_engine(self, undo: contextlib.AsyncExitStack) -> None:
         state = self._state
-        state.device = self._open_device(state.device_name, state.mtu, state.offloads)
+        state.device = self._wrap_device(self._open_device(state.device_name, state.mtu, state.offloads))
         undo.callback(state.device.close)
         await self._set_up_families(state.device.name)
         state.engine = Engine(state.device, state.underlay, state.table, offloads=state.offloads, failed=self._fail)
@@ -321,6 +401,8 @@ class Node:
             asyncio.ensure_future(self._keep_host()),
             self._failure,
         ]
+        if self._state.recorder is not None:
+            tasks.append(asyncio.ensure_future(self._keep_flushing(self._state.recorder)))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -329,6 +411,14 @@ class Node:
             await asyncio.gather(*tasks, return_exceptions=True)
         for task in done:
             task.result()
+
+    async def _keep_flushing(self, recorder: "Recorder") -> None:
+        """Bring what was captured to the file, for those who look at it meanwhile, and for the case that we are killed."""
+        from dataplane.capture import FLUSH_SECONDS  # noqa: PLC0415 - only with --capture
+
+        while True:
+            await self._sleep(FLUSH_SECONDS)
+            recorder.flush()
 
     def _fail(self, error: Exception) -> None:
         if self._failure is not None and not self._failure.done():
@@ -461,6 +551,8 @@ class _State:
         self.unreachable: list[route.Unreachable] = []
         self.failures: dict[int, str] = {}
         self.trouble: str | None = None
+        self.recorder: Recorder | None = None
+        self.tracer: Tracer | None = None
 
     @property
     def framing(self) -> str:
@@ -501,8 +593,8 @@ class _State:
             "inbound": _report_direction(engine.inbound),
             "offloads": self.offloads.report(),
             "icmp_errors": {"sent": engine.icmp_sent, "suppressed": engine.icmp_suppressed},
-            "send_errors": dict(self.underlay.last_errors) if isinstance(self.underlay, UdpUnderlay) else {},
-            "socket_drops": self.underlay.drops() if isinstance(self.underlay, UdpUnderlay) else None,
+            "capture": self.recorder.report() if self.recorder is not None else None,
+            **self.underlay.report(),
         }
 
 

@@ -12,6 +12,7 @@ cdef class Table:
     cdef readonly long long vni, mac_a, mac_b
     cdef readonly unsigned long long own4, own4_mask, broadcast4
     cdef readonly unsigned long long own6_high, own6_low, own6_mask_high, own6_mask_low
+    cdef readonly long long own_row4, own_row6
     cdef readonly dict origins
     cdef readonly list endpoints
     cdef readonly int[::1] vtep
@@ -30,13 +31,13 @@ cdef class Table:
 
     @cython.locals(
         length=Py_ssize_t, base=Py_ssize_t, last=Py_ssize_t, slot=Py_ssize_t, key="unsigned long long",
-        entry="unsigned long long",
+        entry="unsigned long long", row="long long",
     )
     cpdef long long find4(self, unsigned long long address) except? -2
 
     @cython.locals(
         length=Py_ssize_t, base=Py_ssize_t, last=Py_ssize_t, slot=Py_ssize_t, at=Py_ssize_t,
-        key_high="unsigned long long", key_low="unsigned long long",
+        key_high="unsigned long long", key_low="unsigned long long", row="long long",
     )
     cpdef long long find6(self, unsigned long long high, unsigned long long low) except? -2
 

@@ -35,6 +35,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _ROW_MASK = 0xFFFFFFFF
 _MISSING_MAC = 1 << 48
 _LIMITED_BROADCAST = 0xFFFFFFFF
+_SOURCE_MAC = 14  # in a tunnel header: VXLAN 8, inner destination MAC 6
 
 
 @dataclass(frozen=True)
@@ -66,15 +67,9 @@ class Table:
     """See the module. Made by `build`; the attributes are for the loops in ``dataplane`` and read-only."""
 
     def __init__(self, identity: Identity, routes: Sequence[Route]) -> None:
-        self.identity = identity
+        self._set_identity(identity)
         self.routes = tuple(routes)
-        self.is_vxlan = identity.framing == FRAMING_VXLAN
-        self.header_length = vxlan.HEADER_LENGTH if self.is_vxlan else 0
-        self.vni = identity.vni
-        self.mac_a = _mac_number(identity.vtep_mac)
-        self.mac_b = _mac_number(identity.vtep_mac_v6)
-        self.check_sources = identity.check_sources
-        self._set_own(identity.subnet, identity.ipv6_subnet)
+        self.own_row4 = self.own_row6 = NO_ROW
         self.origins: dict[str, int] = _number_vteps(routes)
         """VTEP number by underlay host, in the text form of ipaddress."""
         self.endpoints: list[Endpoint] = [_endpoint(route.address, identity.port) for route in routes]
@@ -83,6 +78,16 @@ class Table:
         self.headers = memoryview(bytearray(b"".join(_header(identity, route) for route in routes) or b"\0"))
         self._fill4([(row, route.subnet) for row, route in enumerate(routes) if route.subnet.version == 4])
         self._fill6([(row, route.subnet) for row, route in enumerate(routes) if route.subnet.version == 6])
+
+    def _set_identity(self, identity: Identity) -> None:
+        self.identity = identity
+        self.is_vxlan = identity.framing == FRAMING_VXLAN
+        self.header_length = vxlan.HEADER_LENGTH if self.is_vxlan else 0
+        self.vni = identity.vni
+        self.mac_a = _mac_number(identity.vtep_mac)
+        self.mac_b = _mac_number(identity.vtep_mac_v6)
+        self.check_sources = identity.check_sources
+        self._set_own(identity.subnet, identity.ipv6_subnet)
 
     def _set_own(self, subnet: IPv4Network | None, ipv6_subnet: IPv6Network | None) -> None:
         network = self.identity.network
@@ -140,6 +145,45 @@ class Table:
         self.slots6[at + 1] = low
         self.slots6[at + 2] = row + 1
 
+    def seen_by(self, identity: Identity) -> "Table":
+        """The same for another node with the same framing, port and VNI, whose own subnets its routes may hold.
+
+        The new table leaves those out, and shares with this one all that does not depend on the node: a thousand nodes
+        in one process need not each lay out what all of them know. The node's own underlay address is then a known
+        VTEP, behind which no subnet lives. Raises ValueError if the nodes could not talk to each other.
+        """
+        if (identity.framing, identity.port, identity.vni) != (
+            self.identity.framing, self.identity.port, self.identity.vni
+        ):  # fmt: skip
+            raise ValueError("a node with another framing, port or VNI needs a table of its own")
+        other = Table.__new__(Table)
+        other._share(self, identity)
+        return other
+
+    def _share(self, base: "Table", identity: Identity) -> None:
+        self._set_identity(identity)
+        self.routes, self.origins, self.endpoints, self.vtep = base.routes, base.origins, base.endpoints, base.vtep
+        self.masks4, self.bases4, self.sizes4 = base.masks4, base.bases4, base.sizes4
+        self.lengths4, self.slots4 = base.lengths4, base.slots4
+        self.masks6_high, self.masks6_low, self.bases6, self.sizes6 = (
+            base.masks6_high, base.masks6_low, base.bases6, base.sizes6
+        )  # fmt: skip
+        self.lengths6, self.slots6 = base.lengths6, base.slots6
+        self.own_row4 = self.own_row6 = NO_ROW
+        self.own_row4 = base._row_of(identity.subnet)
+        self.own_row6 = base._row_of(identity.ipv6_subnet)
+        self.headers = memoryview(_headers_from(base.headers, base.routes, identity))
+
+    def _row_of(self, subnet: Network | None) -> int:
+        """The row of exactly this subnet, or NO_ROW."""
+        if subnet is None:
+            return NO_ROW
+        route = self.route_to(subnet.network_address)
+        if route is None or route.subnet != subnet:
+            return NO_ROW
+        address = int(subnet.network_address)
+        return self.find4(address) if subnet.version == 4 else self.find6(address >> 64, address & _WORD)
+
     def find4(self, address: int) -> int:
         """The row of the longest IPv4 subnet that holds `address` (32 bits), or NO_ROW."""
         for length in range(self.lengths4):
@@ -150,7 +194,10 @@ class Table:
             entry = self.slots4[base + slot]
             while entry:
                 if entry >> 32 == key:
-                    return (entry & _ROW_MASK) - 1
+                    row = (entry & _ROW_MASK) - 1
+                    if row != self.own_row4:
+                        return row
+                    break
                 slot = (slot + 1) & last
                 entry = self.slots4[base + slot]
         return -1
@@ -166,7 +213,10 @@ class Table:
             at = 3 * (base + slot)
             while self.slots6[at + 2]:
                 if self.slots6[at] == key_high and self.slots6[at + 1] == key_low:
-                    return self.slots6[at + 2] - 1
+                    row = self.slots6[at + 2] - 1
+                    if row != self.own_row6:
+                        return row
+                    break
                 slot = (slot + 1) & last
                 at = 3 * (base + slot)
         return -1
@@ -211,6 +261,28 @@ def _header(identity: Identity, route: Route) -> bytes:
     source = (own[0] or own[1]) if isinstance(route.address, IPv4Address) else (own[1] or own[0])
     ethertype = ETHERTYPE_IPV6 if isinstance(route.subnet, IPv6Network) else ETHERTYPE_IPV4
     return vxlan.header(identity.vni, route.mac, source or b"", ethertype)
+
+
+def _headers_from(headers: memoryview, routes: Sequence[Route], identity: Identity) -> bytearray:
+    """`headers`, made for the same routes, with the source addresses of the node `identity`.
+
+    One address for all rows is written byte by byte of the address into all rows at once, which is a hundred times
+    faster than row by row.
+    """
+    copied = bytearray(headers)
+    if identity.framing != FRAMING_VXLAN or not routes:
+        return copied
+    own, own_v6 = identity.vtep_mac or identity.vtep_mac_v6, identity.vtep_mac_v6 or identity.vtep_mac
+    if own is None or own_v6 is None:
+        raise ValueError("a node of the vxlan framing needs a VTEP MAC")
+    for i, octet in enumerate(own):
+        copied[_SOURCE_MAC + i :: vxlan.HEADER_LENGTH] = bytearray([octet]) * len(routes)
+    if own != own_v6:
+        for row, route in enumerate(routes):
+            if route.address.version == 6:
+                at = row * vxlan.HEADER_LENGTH + _SOURCE_MAC
+                copied[at : at + 6] = own_v6
+    return copied
 
 
 def _number_vteps(routes: Collection[Route]) -> dict[str, int]:

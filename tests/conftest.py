@@ -40,7 +40,7 @@ def _descriptors() -> dict[int, str]:
 
 
 def _namespaces() -> set[str]:
-    """Those of the labs of this process, whose names hold its number (dataplane/lab.py)."""
+    """Those of the labs of this process, whose names hold its number (dataplane/lab/hosts.py)."""
     folder = Path("/run/netns")
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     return {name for name in names if f"{os.getpid():x}-" in name}

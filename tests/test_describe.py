@@ -6,7 +6,7 @@ from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 from scapy.packet import Raw
 
-from dataplane.describe import describe_frame, describe_packet
+from dataplane.describe import describe_frame, describe_packet, describe_payload, one_line
 from encap import vxlan
 
 
@@ -27,7 +27,16 @@ def test_a_vxlan_frame_is_read_to_the_bottom():
 
 def test_ipv6_and_tcp():
     assert describe_packet(udp(version=6))[0] == "IPv6      fd00:0:0:1::5 → fd00:0:0:2::5, hop limit 64, 55 bytes"
-    assert describe_packet(tcp())[1] == "TCP       27 bytes"
+    assert describe_packet(tcp())[1] == "TCP       1000 → 2000, flags ACK, sequence 7, 7 bytes of payload"
+    assert describe_packet(tcp()[:39])[1] == "TCP       19 bytes"
+
+
+def test_the_payload_of_a_datagram_in_each_framing_in_one_line():
+    inner = "IPv4 10.1.1.5 → 10.1.2.5, TTL 64, 48 bytes; ICMP echo request, id 1, sequence 1"
+    assert one_line(describe_payload(echo(), is_vxlan=False)) == inner
+    payload = vxlan.header(1, mac(2), mac(1), 0x0800) + echo()
+    frame = "VXLAN flags 0x08, VNI 1; Ethernet 02:fd:c0:00:02:01 → 02:fd:c0:00:02:02, type 0x0800; "
+    assert one_line(describe_payload(payload, is_vxlan=True)) == frame + inner
 
 
 @pytest.mark.parametrize("length", range(120))

@@ -4,6 +4,8 @@ A harness plays the host's part: it sends packets into the device and sees what 
 """
 
 import asyncio
+import io
+import random
 import socket
 from collections.abc import Iterator
 
@@ -11,10 +13,14 @@ import pytest
 from packets import tcp, udp
 
 from dataplane.batch import Batch
+from dataplane.capture import CapturingDevice, Recorder
 from dataplane.device import Device
 from dataplane.device.memory import MemoryDevice
 from dataplane.device.tun import open_tun
+from dataplane.faults import FaultyDevice
 from dataplane.lab import Lab, inside
+from dataplane.trace import Tracer, TracingDevice
+from dataplane.underlay.link import LinkSpec
 from dataplane.verdict import Verdict
 
 ETH_P_ALL = 3
@@ -22,13 +28,14 @@ ETH_P_ALL = 3
 
 class MemoryHarness:
     def __init__(self) -> None:
-        self.device: Device = MemoryDevice()
+        self.memory = MemoryDevice()
+        self.device: Device = self.memory
 
     def send(self, packet: bytes) -> None:
-        self.device.inject(packet)
+        self.memory.inject(packet)
 
     def seen(self) -> list[bytes]:
-        return list(self.device.delivered)
+        return list(self.memory.delivered)
 
     def close(self) -> None:
         self.device.close()
@@ -67,9 +74,39 @@ class TunHarness:
         self.lab.close()
 
 
-@pytest.fixture(params=["memory", pytest.param("tun", marks=pytest.mark.netns)])
+def tapped(device: Device) -> Device:
+    """With both taps around it."""
+    return TracingDevice(CapturingDevice(device, Recorder(io.BytesIO())), Tracer(lambda line: None))
+
+
+def perfect(device: Device) -> Device:
+    """Behind a link that does nothing."""
+    return FaultyDevice(device, LinkSpec(), random.Random(1))
+
+
+def linked(device: Device) -> Device:
+    """Behind a link that might do something, but nothing is that large."""
+    return FaultyDevice(device, LinkSpec(mtu=70_000), random.Random(1))
+
+
+WRAPPERS = {"tapped": tapped, "perfect": perfect, "linked": linked}
+
+
+@pytest.fixture(
+    params=[
+        "memory",
+        "tapped memory",
+        "perfect memory",
+        "linked memory",
+        pytest.param("tun", marks=pytest.mark.netns),
+        pytest.param("tapped tun", marks=pytest.mark.netns),
+        pytest.param("linked tun", marks=pytest.mark.netns),
+    ]
+)
 def harness(request) -> Iterator[MemoryHarness | TunHarness]:
-    made = MemoryHarness() if request.param == "memory" else TunHarness()
+    made = MemoryHarness() if request.param.endswith("memory") else TunHarness()
+    if wrapper := WRAPPERS.get(request.param.split()[0]):
+        made.device = wrapper(made.device)
     yield made
     made.close()
 

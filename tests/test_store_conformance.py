@@ -15,6 +15,7 @@ from routing.config import NetworkConfig, parse_config
 from routing.lease import Lease, LeaseAttributes, VtepData, derive_vtep_mac
 from routing.stores import SubnetStore
 from routing.stores.local import LocalStore
+from routing.stores.memory import LeaseBook, MemoryStore
 from routing.stores.static import Peer, StaticStore
 
 FAMILIES = {
@@ -94,12 +95,23 @@ async def static(family: str, tmp_path) -> Harness:
     return Harness(family, again(), again, None)
 
 
+async def memory(family: str, tmp_path) -> Harness:
+    text = json.dumps(FAMILIES[family] | {"Backend": {"Type": "vxlan"}})
+    book = LeaseBook(text, now=lambda: 1000.0, rng=random.Random(1))
+
+    async def add_peer(number: int) -> object:
+        return book.acquire(node(number, family), subnets(number, family))
+
+    await add_peer(2)
+    return Harness(family, MemoryStore(book), lambda: MemoryStore(book), add_peer)
+
+
 @pytest.fixture(params=list(FAMILIES))
 def family(request) -> str:
     return request.param
 
 
-@pytest.fixture(params=[local, static], ids=["local", "static"])
+@pytest.fixture(params=[local, static, memory], ids=["local", "static", "memory"])
 async def harness(request, family, tmp_path) -> Harness:
     return await request.param(family, tmp_path)
 

@@ -1,6 +1,8 @@
 """One suite for every underlay: the contract of dataplane/underlay/__init__.py. Two hosts, A and B, with both families."""
 
 import asyncio
+import io
+import random
 import time
 from collections.abc import Iterator
 from ipaddress import ip_address
@@ -8,10 +10,14 @@ from ipaddress import ip_address
 import pytest
 
 from dataplane.batch import Batch
+from dataplane.capture import CapturingUnderlay, Recorder
+from dataplane.faults import FaultyUnderlay
 from dataplane.lab import Lab, Namespace, inside
 from dataplane.offload import Offloads
+from dataplane.trace import Tracer, TracingUnderlay
 from dataplane.underlay import Underlay
 from dataplane.underlay.fake import FakeNetwork
+from dataplane.underlay.link import LinkSpec
 from dataplane.underlay.udp import open_udp
 from dataplane.verdict import Verdict
 
@@ -27,14 +33,48 @@ class Ends:
         self.a, self.b = a, b
 
 
+def tapped(underlay: Underlay, index: int) -> Underlay:
+    """With both taps around it."""
+    about = {"hosts": {family: HOSTS[family][index] for family in HOSTS}, "port": PORT, "header_length": 0}
+    return TracingUnderlay(CapturingUnderlay(underlay, Recorder(io.BytesIO()), **about), Tracer(lambda line: None), **about)
+
+
+def perfect(underlay: Underlay, _: int) -> Underlay:
+    """Behind a link that does nothing."""
+    return FaultyUnderlay(underlay, LinkSpec(), random.Random(1))
+
+
+def linked(underlay: Underlay, _: int) -> Underlay:
+    """Behind a link that might do something, but nothing is that large."""
+    return FaultyUnderlay(underlay, LinkSpec(mtu=70_000), random.Random(1))
+
+
+def bare(underlay: Underlay, _: int) -> Underlay:
+    return underlay
+
+
+WRAPPERS = {"tapped": tapped, "perfect": perfect, "linked": linked}
+
+
 @pytest.fixture(
-    params=["fake", pytest.param("udp", marks=pytest.mark.netns), pytest.param("pool", marks=pytest.mark.netns)]
+    params=[
+        "fake",
+        "tapped fake",
+        "perfect fake",
+        "linked fake",
+        pytest.param("udp", marks=pytest.mark.netns),
+        pytest.param("pool", marks=pytest.mark.netns),
+        pytest.param("offloads", marks=pytest.mark.netns),
+        pytest.param("tapped offloads", marks=pytest.mark.netns),
+        pytest.param("linked offloads", marks=pytest.mark.netns),
+    ]
 )
 def ends(request) -> Iterator[Ends]:
-    if request.param == "fake":
+    wrapped = WRAPPERS.get(request.param.split()[0], bare)
+    if request.param.endswith("fake"):
         network = FakeNetwork(mtu=MTU)
         both = [network.attach(PORT, HOSTS[4][i], HOSTS[6][i]) for i in (0, 1)]
-        yield Ends(*both)
+        yield Ends(*[wrapped(one, i) for i, one in enumerate(both)])
         return
     with Lab("und") as lab:
         namespace = Namespace(lab, lab.new_namespace("a"))
@@ -49,11 +89,11 @@ def ends(request) -> Iterator[Ends]:
                     [ip_address(HOSTS[4][i]), ip_address(HOSTS[6][i])],
                     PORT,
                     0 if request.param == "udp" else 4,
-                    Offloads() if request.param == "offloads" else None,
+                    Offloads() if request.param.endswith("offloads") else None,
                 )
                 for i in (0, 1)
             ]
-            yield Ends(*both)  # inside: path_mtu opens a socket of its own
+            yield Ends(*[wrapped(one, i) for i, one in enumerate(both)])  # inside: path_mtu opens a socket of its own
         for one in both:
             one.close()
 

@@ -5,6 +5,7 @@ apart, so that what arrives are packets as a host without offloads would see the
 virtio-net header, as a TUN with offloads would deliver them. The queue towards the engine is finite, as a TUN's is.
 """
 
+import asyncio
 from collections.abc import Callable
 
 from dataplane.batch import MAX_PACKET_LENGTH, Batch
@@ -20,15 +21,25 @@ class MemoryDevice:
     """A `Device` without a kernel.
 
     `inject` plays the host's part of sending; `delivered` holds what the host received, in `writes` writes. With
-    `room` set, only so many packets fit into `delivered`, and more are refused as QUEUE_FULL.
+    `room` set, only so many packets fit into `delivered`, and more are refused as QUEUE_FULL. With `deliver`, a host that
+    does something with its packets, each is handed to that instead. `loop` is whose watcher is
+    called, by default that of the loop that runs when watching begins.
     """
 
     def __init__(
-        self, name: str = "memory0", mtu: int = 1450, *, queue_length: int = QUEUE_LENGTH, room: int | None = None
+        self,
+        name: str = "memory0",
+        mtu: int = 1450,
+        *,
+        queue_length: int = QUEUE_LENGTH,
+        room: int | None = None,
+        deliver: Callable[[bytes], None] | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._name = name
+        self._deliver = deliver
         self._mtu = mtu
-        self._queue: Mailbox[tuple[bytes, bytes]] = Mailbox(queue_length)
+        self._queue: Mailbox[tuple[bytes, bytes]] = Mailbox(queue_length, loop)
         self.room = room
         self.delivered: list[bytes] = []
         self.writes = 0
@@ -62,7 +73,11 @@ class MemoryDevice:
             if self.room is not None and len(self.delivered) + len(packets) > self.room:
                 batch.verdict[i] = Verdict.QUEUE_FULL
                 continue
-            self.delivered += packets
+            if self._deliver is None:
+                self.delivered += packets
+            else:
+                for one in packets:
+                    self._deliver(one)
             self.writes += 1
 
     def _as_on_a_wire(self, packet: memoryview, header: vnet.VnetHeader) -> list[bytes]:

@@ -1,60 +1,250 @@
-"""An underlay in memory: hosts in one process that exchange datagrams, with an MTU.
+"""An underlay in memory: hosts in one process that exchange datagrams over links that lose, delay and cut them.
 
-The twin of ``udp``. A `FakeNetwork` knows its hosts by address and hands a datagram to the addressee at once, in order;
-what is sent to nobody is lost, as on a real network. `crossed` keeps what went over it, for tests to look at.
+The twin of ``udp``. A `FakeNetwork` knows its hosts by address. What a host sends crosses the link to its addressee, one
+`Link` (``dataplane.underlay.link``) for each direction of each pair, and waits in the addressee's queue when its time has
+come; over a perfect link, which is the default, that is at once and in order. What is sent to nobody is lost, as on a real
+network. Partitions and address translation belong to the network, not to links.
+
+Time is a clock that the network is given, by default the running event loop's, which may be a virtual one
+(``dataplane.overlay.virtualtime``). Every link draws from a generator of its own, seeded with the network's seed and the
+two addresses, so that the fate of one pair's datagrams does not depend on what others send.
+
+`crossed` keeps the last datagrams, for tests to look at.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import asyncio
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from ipaddress import ip_address
+from typing import Any, NamedTuple
 
 from dataplane.batch import MAX_PACKET_LENGTH, Batch
 from dataplane.mailbox import Mailbox
+from dataplane.underlay.link import Link, LinkSpec
 from dataplane.verdict import Verdict
 from encap.overhead import overhead
 from routing.table import UNKNOWN_VTEP, Endpoint
 
 QUEUE_LENGTH = 4096
 MAX_SEGMENTS = 64
+RECORDED = 10_000
+LANES = 8
+_FIRST_SOURCE_PORT = 49152
 _LARGEST_UDP_PAYLOAD = 65507
+_PERFECT = LinkSpec()
+_CLOCK_RESOLUTION = 1e-9  # what asyncio's timers may be early by
+_COARSEST_CLOCK = 1e-3  # uvloop's
 
 
-@dataclass(frozen=True)
-class Datagram:
-    """What crossed the network: from whom, to whom, the UDP payload, and whether it had to be cut."""
+class Datagram(NamedTuple):
+    """What a host sent: from whom (as the addressee sees it), to whom, the UDP payload, and whether it may be cut up.
+
+    `sent_at` and `arrivals` are times in seconds; a datagram that was lost has no arrival, a duplicated one two.
+    """
 
     source: str
     destination: str
     port: int
     payload: bytes
     in_fragments: bool = False
+    source_port: int = 0
+    sent_at: float = 0.0
+    arrivals: tuple[float, ...] = ()
 
 
 class FakeNetwork:
-    """Hosts by address. `mtu` is that of every link, in bytes of the outer IP packet."""
+    """Hosts by address, and the links between them.
 
-    def __init__(self, mtu: int = 1500) -> None:
+    `mtu` is that of every host's interface, in bytes of the outer IP packet; `link` what every link is like that is not
+    told to be otherwise. `record` is how many datagrams `crossed` keeps. `loop` is whose time links take, by default that
+    of the loop that runs.
+    """
+
+    def __init__(
+        self,
+        mtu: int = 1500,
+        *,
+        link: LinkSpec = _PERFECT,
+        seed: int = 0,
+        record: int = RECORDED,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
         self.mtu = mtu
-        self.crossed: list[Datagram] = []
+        self.seed = seed
+        self.crossed: deque[Datagram] = deque(maxlen=record)
+        self.sent = 0
+        """Datagrams that hosts sent, whatever became of them."""
+        self.cut_off = 0
+        """Those of them that a partition stopped."""
+        self._loop = loop
+        self._default = link
+        self._specs: dict[tuple[str, str], LinkSpec] = {}
+        self._links: dict[tuple[str, str], Link] = {}
         self._hosts: dict[tuple[str, int], FakeUnderlay] = {}
+        self._sides: dict[str, int] = {}
+        self._outside: dict[str, str] = {}
+        self._inside: dict[str, str] = {}
+        self._arriving: list[tuple[float, int, Datagram]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._order = 0
 
     def attach(self, port: int, *hosts: str) -> "FakeUnderlay":
         """A host with the addresses `hosts` (at most one of each family), listening on UDP `port`."""
-        underlay = FakeUnderlay(self, hosts)
+        underlay = FakeUnderlay(self, hosts, self._loop)
         for host in hosts:
             self._hosts[host, port] = underlay
         return underlay
 
     def detach(self, underlay: "FakeUnderlay") -> None:
         """Forget a host: what is sent to it from now on is lost."""
-        self._hosts = {key: value for key, value in self._hosts.items() if value is not underlay}
+        for key in [key for key, value in self._hosts.items() if value is underlay]:
+            del self._hosts[key]
+
+    # Links
+
+    def set_link(self, spec: LinkSpec, source: str | None = None, destination: str | None = None) -> None:
+        """What the link from `source` to `destination` is like from now on; without them, what every other link is.
+
+        What is on its way arrives as it would have.
+        """
+        if source is None or destination is None:
+            self._default = spec
+        else:
+            self._specs[source, destination] = spec
+        for pair, link in self._links.items():
+            link.spec = self.link_spec(*pair)
+
+    def link_spec(self, source: str, destination: str) -> LinkSpec:
+        """What the link from `source` to `destination` is like."""
+        return self._specs.get((source, destination), self._default)
+
+    def link(self, source: str, destination: str) -> Link:
+        """The link itself, with its counters."""
+        found = self._links.get((source, destination))
+        if found is None:
+            rng = random.Random(f"{self.seed} {source} {destination}")
+            found = self._links[source, destination] = Link(self.link_spec(source, destination), rng)
+        return found
+
+    def partition(self, *sides: Iterable[str]) -> None:
+        """From now on hosts on different `sides` do not reach each other; a host on no side reaches all."""
+        self._sides = {host: number for number, side in enumerate(sides) for host in side}
+
+    def heal(self) -> None:
+        """End the partition."""
+        self._sides = {}
+
+    def translate(self, host: str, outside: str) -> None:
+        """Put `host` behind a NAT: others see it as `outside`, and reach it by that address alone."""
+        self._outside[host], self._inside[outside] = outside, host
+
+    def path_mtu(self, source: str, destination: str) -> int:
+        """What the sender knows of the path, in bytes of the outer IP packet."""
+        spec = self.link_spec(source, self._inside.get(destination, destination))
+        known = spec.mtu if spec.oversize == "refuse" else None
+        return self.mtu if known is None else min(self.mtu, known)
+
+    # Datagrams
+
+    @property
+    def in_flight(self) -> int:
+        """Datagrams that are still on their way."""
+        return len(self._arriving)
+
+    @property
+    def next_arrival(self) -> float | None:
+        """When the first of them arrives."""
+        return self._arriving[0][0] if self._arriving else None
 
     def send(self, datagram: Datagram) -> None:
-        """Hand `datagram` to its addressee, if there is one."""
-        self.crossed.append(datagram)
-        addressee = self._hosts.get((datagram.destination, datagram.port))
+        """Let `datagram` cross to its addressee, if there is one. `sent_at` and `arrivals` are filled in."""
+        self.sent += 1
+        source, destination = datagram.source, datagram.destination
+        if self._inside:
+            inside = self._inside.get(destination, destination)
+            if inside == destination and destination in self._outside:
+                self.crossed.append(datagram)  # nobody reaches a host behind a NAT by its own address
+                return
+            destination = inside
+        now = self._now()
+        if self._sides and self._are_apart(source, destination):
+            self.cut_off += 1
+            self.crossed.append(datagram._replace(sent_at=now))
+            return
+        seen = datagram if not self._outside else datagram._replace(source=self._outside.get(source, source))
+        spec = self._specs.get((source, destination), self._default)
+        if spec is _PERFECT or spec.is_perfect:
+            seen = seen._replace(sent_at=now, arrivals=(now,))
+            self.crossed.append(seen)
+            self._hand_over(seen, destination)
+        else:
+            self._cross(seen, source, destination, now)
+
+    def _are_apart(self, source: str, destination: str) -> bool:
+        sides = self._sides.get(source), self._sides.get(destination)
+        return None not in sides and sides[0] != sides[1]
+
+    def _cross(self, datagram: Datagram, source: str, destination: str, now: float) -> None:
+        family = 6 if ":" in destination else 4
+        found = self.link(source, destination).cross(
+            now, datagram.payload, overhead(0, family), fragmentable=datagram.in_fragments
+        )
+        sent = datagram._replace(sent_at=now, arrivals=tuple(when for when, _ in found))
+        self.crossed.append(sent)
+        for when, payload in found:
+            self._order += 1
+            heapq.heappush(self._arriving, (when, self._order, sent._replace(payload=payload, destination=destination)))
+        if not self._arriving:
+            return
+        first = self._arriving[0][0]
+        if first <= now:
+            self._arrive()
+        elif self._timer is None or first < self._timer.when():
+            self._stop_timer()
+            self._timer = self._event_loop().call_at(first, self._arrive)
+
+    def _arrive(self) -> None:
+        """Hand over what has arrived, and see to it that this happens again when the next one does."""
+        now = self._now()
+        handed_over = 0
+        while self._arriving and self._arriving[0][0] <= now + _CLOCK_RESOLUTION:
+            _, _, datagram = heapq.heappop(self._arriving)
+            self._hand_over(datagram, datagram.destination)
+            handed_over += 1
+        self._stop_timer()
+        if self._arriving:
+            loop, moment = self._event_loop(), self._arriving[0][0]
+            # A timer that came too early is one of a loop whose clock has only milliseconds: it would come at once again.
+            is_early = not handed_over and 0 < moment - now < _COARSEST_CLOCK
+            self._timer = loop.call_at(now + _COARSEST_CLOCK if is_early else moment, self._arrive)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _hand_over(self, datagram: Datagram, host: str) -> None:
+        addressee = self._hosts.get((host, datagram.port))
         if addressee is not None:
             addressee.queue.put(datagram)
+
+    def close(self) -> None:
+        """Drop what is on its way."""
+        self._arriving.clear()
+        self._stop_timer()
+
+    def _event_loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop or asyncio.get_running_loop()
+
+    def _now(self) -> float:
+        if self._loop is not None:
+            return self._loop.time()
+        try:
+            return asyncio.get_running_loop().time()
+        except RuntimeError:
+            return 0.0  # pumped by hand, over perfect links: nothing takes time
 
 
 class FakeUnderlay:
@@ -64,14 +254,14 @@ class FakeUnderlay:
     UDP_GRO.
     """
 
-    lanes = 8
+    lanes = LANES
     max_segments = MAX_SEGMENTS
 
-    def __init__(self, network: FakeNetwork, hosts: Sequence[str]) -> None:
+    def __init__(self, network: FakeNetwork, hosts: Sequence[str], loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.gro = True
         self._network = network
         self._host_by_family = {ip_address(host).version: host for host in hosts}
-        self.queue: Mailbox[Datagram] = Mailbox(QUEUE_LENGTH)
+        self.queue: Mailbox[Datagram] = Mailbox(QUEUE_LENGTH, loop)
         self.refuse: dict[str, Verdict] = {}
 
     @property
@@ -95,7 +285,8 @@ class FakeUnderlay:
         for i in batch.indices(Verdict.FORWARDED):
             endpoint = endpoints[batch.peer[i]]
             family = 4 if len(endpoint) == 2 else 6
-            too_big = batch.stride[i] + overhead(0, family) > self._network.mtu
+            path_mtu = self._network.path_mtu(self._source(endpoint) or "", endpoint[0])
+            too_big = batch.stride[i] + overhead(0, family) > path_mtu
             batch.verdict[i] = Verdict.TOO_BIG if too_big else self._send(batch, i, endpoint, in_fragments=False)
             sent += batch.verdict[i] == Verdict.FORWARDED
         return sent
@@ -107,19 +298,30 @@ class FakeUnderlay:
 
     def _send(self, batch: Batch, index: int, endpoint: Endpoint, *, in_fragments: bool) -> Verdict:
         host, port = endpoint[0], endpoint[1]
-        source = self._host_by_family.get(4 if len(endpoint) == 2 else 6)
+        source = self._source(endpoint)
         if source is None:
             return Verdict.SEND_ERROR
         if host in self.refuse:
             return self.refuse[host]
         train, stride = bytes(batch.packet(index)), batch.stride[index]
+        source_port = _FIRST_SOURCE_PORT + batch.flow[index] % LANES
         for at in range(0, max(len(train), 1), max(stride, 1)):
-            self._network.send(Datagram(source, host, port, train[at : at + stride], in_fragments))
+            self._network.send(Datagram(source, host, port, train[at : at + stride], in_fragments, source_port))
         return Verdict.FORWARDED
 
+    def _source(self, endpoint: Endpoint) -> str | None:
+        """The host's address of the endpoint's family."""
+        return self._host_by_family.get(4 if len(endpoint) == 2 else 6)
+
     def path_mtu(self, endpoint: Endpoint) -> int:
-        """The network's MTU: all links are alike."""
-        return self._network.mtu
+        """That of the link, as far as this host knows it."""
+        return self._network.path_mtu(self._source(endpoint) or "", endpoint[0])
+
+    def report(self) -> dict[str, Any]:
+        """There is no kernel that could drop, and nothing is refused but what `refuse` says."""
+        ports = [_FIRST_SOURCE_PORT + lane for lane in range(LANES)]
+        source_ports = {f"ipv{family}": ports for family in sorted(self._host_by_family)}
+        return {"send_errors": {}, "socket_drops": None, "source_ports": source_ports}
 
     def watch(self, ready: Callable[[], None]) -> None:
         """From now on; datagrams that arrived before count."""

@@ -1,0 +1,623 @@
+"""`Overlay`: nodes in memory on a fake network, and what a test says to them.
+
+Theory of operation. A node takes a lease from the book, and has a `MemoryDevice`, a `FakeUnderlay` and an `Engine` between
+them; behind the device sits an `OverlayHost`. After each change in the book one table is built of all leases, and each node
+gets its view of it (`Table.seen_by`): what a thousand nodes know in common is laid out once. Leases are renewed and end by
+the loop's clock.
+
+Whoever has no event loop says what is to happen and calls `run` or `settle`, which drive the overlay's own loop, a virtual
+one. Whoever has one makes the overlay inside it and awaits; the overlay then keeps that loop's time.
+"""
+
+import asyncio
+import itertools
+import json
+import random
+from collections.abc import Awaitable, Iterable
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from pathlib import Path
+from typing import Any, SupportsBytes, TypeVar
+
+from dataplane.capture import Recorder
+from dataplane.device.memory import MemoryDevice
+from dataplane.engine import Buffers, Engine
+from dataplane.overlay import inner
+from dataplane.overlay.host import OverlayHost, OverlaySocket
+from dataplane.overlay.virtualtime import VirtualLoop
+from dataplane.underlay.fake import RECORDED, FakeNetwork
+from dataplane.underlay.link import LinkCounts, LinkSpec, link_from_mapping, parse_link
+from dataplane.verdict import by_name
+from encap.overhead import overhead
+from encap.vxlan import HEADER_LENGTH
+from routing import route
+from routing.allocator import Subnets
+from routing.config import Address, Network, Pool, parse_config
+from routing.lease import Lease, LeaseAttributes, VtepData, derive_vtep_mac
+from routing.route import BACKEND_OF_FRAMING, FRAMING_VXLAN
+from routing.stores import LeaseLostError
+from routing.stores.memory import LEASE_SECONDS, LeaseBook
+from routing.table import Identity, Table, build
+
+T = TypeVar("T")
+
+_IPV4_UNDERLAY = IPv4Address("198.18.0.0")  # for tests of networks (RFC 2544, RFC 6890)
+_IPV6_UNDERLAY = IPv6Address("2001:db8::")  # documentation (RFC 3849)
+_FAMILIES = {"ipv4": (4,), "ipv6": (6,), "both": (4, 6)}
+_POD = 10
+_ECHO_PAYLOAD = b"pyflannel-dp echo"
+_RETRY_SECONDS = 5.0
+
+
+class OverlayNode:
+    """A node of an `Overlay`. Made by `Overlay.add_node`."""
+
+    def __init__(self, overlay: "Overlay", number: int, name: str, attributes: LeaseAttributes, lease: Lease) -> None:
+        self.overlay = overlay
+        self.number = number
+        self.name = name
+        self.lease = lease
+        self.attributes = attributes
+        self.device = MemoryDevice(name, overlay.device_mtu, deliver=self._deliver, loop=overlay.loop)
+        self.host = OverlayHost(overlay.device_mtu, self.device.inject)
+        self.underlay = overlay.underlay.attach(overlay.port, *self.addresses)
+        nobody_yet = build(overlay.identity_of(self), [])  # the overlay gives it the table that holds, with all others
+        self.engine = Engine(self.device, self.underlay, nobody_yet, buffers=overlay.buffers, now=overlay.loop.time)
+        self.is_running = True
+        self.sees_store = True
+        self.failure: str | None = None
+        """Why the node stopped by itself, as a real one would end."""
+        self._renewal: asyncio.TimerHandle | None = None
+        self._sequence = itertools.count(1)
+        self.engine.start()
+        self.plan_renewal()
+
+    def __repr__(self) -> str:
+        return f"<{self.name} {self.lease.key} at {', '.join(self.addresses)}>"
+
+    @property
+    def addresses(self) -> list[str]:
+        """Its addresses on the underlay."""
+        return [str(one) for one in (self.attributes.public_ip, self.attributes.public_ipv6) if one is not None]
+
+    @property
+    def identity(self) -> Identity:
+        """What its table says of itself."""
+        return self.overlay.identity_of(self)
+
+    def pod(self, number: int = 0, version: int | None = None) -> Address:
+        """The address of a pod in this node's subnet: the tenth address for pod 0, the eleventh for pod 1 …
+
+        Raises ValueError if the node has no subnet of that IP version.
+        """
+        version = version or (4 if self.lease.subnet is not None else 6)
+        subnet: Network | None = self.lease.subnet if version == 4 else self.lease.ipv6_subnet
+        if subnet is None:
+            raise ValueError(f"{self.name} has no IPv{version} subnet")
+        return subnet[_POD + number]
+
+    # The host's part
+
+    def send(self, packet: SupportsBytes | bytes) -> None:
+        """Let the host send an inner packet: bytes, or what `bytes` makes one of, such as a scapy packet.
+
+        Raises ValueError if it is longer than the device's MTU.
+        """
+        self.host.send(bytes(packet))
+
+    @property
+    def received(self) -> list[bytes]:
+        """The inner packets that reached this host, the last ten thousand."""
+        return list(self.host.received)
+
+    def take(self) -> list[bytes]:
+        """What `received` holds, which is then forgotten."""
+        taken = list(self.host.received)
+        self.host.received.clear()
+        return taken
+
+    def open_udp(self, port: int, address: Address | None = None) -> OverlaySocket:
+        """A UDP socket on `port` of `address`, by default of pod 0. Raises ValueError if the port is taken."""
+        return self.host.open_udp(address or self.pod(), port)
+
+    async def ping(self, target: "OverlayNode | Address", timeout: float = 1.0) -> float | None:  # noqa: ASYNC109 - it is ping's own
+        """Send one echo request from pod 0, and wait for the reply: the round trip in seconds, or None if there is none."""
+        self.overlay.require_this_loop()
+        started = self.overlay.now
+        destination, sequence = self.send_echo(target)
+        waiting: asyncio.Future[None] = self.overlay.loop.create_future()
+        self.host.expect_reply(destination, sequence, waiting)
+        try:
+            await asyncio.wait_for(waiting, timeout)
+        except TimeoutError:
+            return None
+        finally:
+            self.host.forget_reply(destination, sequence)
+        return self.overlay.now - started
+
+    def send_echo(self, target: "OverlayNode | Address") -> tuple[Address, int]:
+        """Send an echo request from pod 0 without waiting; returns whom it went to, and its sequence number."""
+        destination = target.pod(version=self._version_towards(target)) if isinstance(target, OverlayNode) else target
+        source = self.pod(version=destination.version)
+        sequence = next(self._sequence) & 0xFFFF
+        self.send(inner.echo(source, destination, self.number & 0xFFFF, sequence, _ECHO_PAYLOAD))
+        return destination, sequence
+
+    def pings(self, target: "OverlayNode | Address") -> bool:
+        """Whether one echo request is answered within a second; for tests without an event loop."""
+        return self.overlay.run(self.ping(target)) is not None
+
+    def _version_towards(self, target: "OverlayNode") -> int:
+        return 4 if self.lease.subnet is not None and target.lease.subnet is not None else 6
+
+    def _deliver(self, packet: bytes) -> None:
+        self.host.deliver(packet)
+
+    # The node's part
+
+    @property
+    def verdicts(self) -> dict[str, dict[str, int]]:
+        """What became of the packets, by direction; verdicts that did not occur are left out."""
+        return {
+            way: {name: count for name, count in by_name(direction.verdicts).items() if count}
+            for way, direction in (("outbound", self.engine.outbound), ("inbound", self.engine.inbound))
+        }
+
+    def stop(self) -> None:
+        """Crash: from now on nothing is carried and the lease is not renewed, but it stays until its time is over."""
+        if self.is_running:
+            self.is_running = False
+            self.engine.stop()
+            self.underlay.close()
+            self._cancel_renewal()
+
+    def leave(self) -> None:
+        """Stop, and give the lease back, so that the others forget this node at once."""
+        self.stop()
+        self.overlay.book.release(self.lease)
+
+    def lose_store(self) -> None:
+        """From now on this node hears of no change and cannot renew its lease; traffic goes on by what it knows."""
+        self.sees_store = False
+
+    def find_store(self) -> None:
+        """The store is back: hear of what changed meanwhile."""
+        self.sees_store = True
+        self.overlay.refresh()
+
+    def plan_renewal(self) -> None:
+        """See to it that the lease is renewed before its end, as early as flannel does."""
+        if self.lease.expiration is not None:
+            margin = min(3600.0, self.overlay.book.lease_seconds / 2)
+            self._renewal = self.overlay.loop.call_at(self.lease.expiration - margin, self._renew)
+
+    def _renew(self) -> None:
+        if not self.sees_store:
+            self._renewal = self.overlay.loop.call_later(_RETRY_SECONDS, self._renew)
+            return
+        try:
+            self.lease = self.overlay.book.renew(self.lease)
+        except LeaseLostError as error:
+            self.failure = str(error)
+            self.stop()
+            return
+        self.plan_renewal()
+
+    def _cancel_renewal(self) -> None:
+        if self._renewal is not None:
+            self._renewal.cancel()
+            self._renewal = None
+
+
+class Overlay:
+    """An overlay network in memory.
+
+    `network` and `ipv6_network` (either may be None) are cut into subnets of `subnet_length` and `ipv6_subnet_length` bits,
+    one a node. `framing` is "vxlan" or "ip"; `underlay` is "ipv4", "ipv6" or "both". `link` is what every link is like,
+    a `LinkSpec` or its text form; `mtu` that of the underlay's interfaces, in bytes. `record` datagrams are kept to be
+    looked at. Without `loop` the overlay keeps the time of the loop that runs, or makes a virtual one where none does.
+
+    Use it as a context manager, or call `close`. Raises ValueError for what makes no sense, ConfigError for networks.
+    """
+
+    def __init__(
+        self,
+        *,
+        network: str | None = "10.0.0.0/8",
+        ipv6_network: str | None = None,
+        subnet_length: int = 24,
+        ipv6_subnet_length: int = 64,
+        framing: str = FRAMING_VXLAN,
+        vni: int = 1,
+        underlay: str = "ipv4",
+        mtu: int = 1500,
+        link: LinkSpec | str = LinkSpec(),  # noqa: B008 - it is immutable
+        seed: int = 0,
+        lease_seconds: float = LEASE_SECONDS,
+        check_sources: bool = True,
+        record: int = RECORDED,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        if framing not in BACKEND_OF_FRAMING:
+            raise ValueError(f"framing {framing!r} is none of {', '.join(BACKEND_OF_FRAMING)}")
+        if underlay not in _FAMILIES:
+            raise ValueError(f"underlay {underlay!r} is none of {', '.join(_FAMILIES)}")
+        self.seed = seed
+        self.framing = framing
+        self.nodes: list[OverlayNode] = []
+        self.buffers = Buffers()
+        self._families = _FAMILIES[underlay]
+        self._check_sources = check_sources
+        config = _config_text(network, ipv6_network, subnet_length, ipv6_subnet_length, framing, vni)
+        parse_config(config)  # whatever can be wrong is, before there is a loop to close
+        everywhere = _spec(link, {})
+        self._owns_loop, self.loop = _loop_for(loop)
+        self.underlay = FakeNetwork(mtu, link=everywhere, seed=seed, record=record, loop=self.loop)
+        self.book = LeaseBook(
+            config,
+            lease_seconds=lease_seconds,
+            now=self.loop.time,
+            rng=random.Random(f"{seed} leases"),
+        )
+        self.port = self.book.config.backend.port
+        self._vni = self.book.config.backend.vni
+        header = HEADER_LENGTH if framing == FRAMING_VXLAN else 0
+        self.device_mtu = mtu - max(overhead(header, family) for family in self._families)
+        self._numbers = itertools.count(1)
+        self._base: tuple[int, Table] | None = None
+        self._refreshing: asyncio.Handle | None = None
+        self._expiry: asyncio.TimerHandle | None = None
+        self._stop_listening = self.book.listen(self._on_change)
+
+    # Life
+
+    def __enter__(self) -> "Overlay":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> "Overlay":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End everything. May be called twice."""
+        for node in self.nodes:
+            node.stop()
+        self._stop_listening()
+        self._stop_listening = _nothing
+        self.underlay.close()
+        for handle in (self._refreshing, self._expiry):
+            if handle is not None:
+                handle.cancel()
+        if not (self.loop.is_running() or self.loop.is_closed()):
+            _cancel_tasks(self.loop)
+            if self._owns_loop:
+                self.loop.close()
+
+    # Nodes and leases
+
+    def add_node(
+        self, name: str | None = None, *, subnet: str | None = None, ipv6_subnet: str | None = None
+    ) -> OverlayNode:
+        """A node, with the next free subnets or the given ones. Raises NoFreeSubnetError, ValueError if one is taken."""
+        number = next(self._numbers)
+        wanted = Subnets(
+            IPv4Network(subnet) if subnet else self._nth_ipv4(number),
+            IPv6Network(ipv6_subnet) if ipv6_subnet else self._nth_ipv6(number),
+        )
+        attributes = self._attributes(number)
+        lease = self.book.acquire(attributes, wanted)
+        if (subnet and lease.subnet != wanted.ipv4) or (ipv6_subnet and lease.ipv6_subnet != wanted.ipv6):
+            self.book.release(lease)
+            raise ValueError(f"the subnet {subnet or ipv6_subnet} is taken, or no subnet of this overlay")
+        made = OverlayNode(self, number, name or f"node{number}", attributes, lease)
+        self.nodes.append(made)
+        return made
+
+    def add_nodes(self, count: int) -> list[OverlayNode]:
+        """So many nodes."""
+        return [self.add_node() for _ in range(count)]
+
+    def add_leases(self, count: int) -> list[Lease]:
+        """Reservations for so many nodes that are elsewhere: they are in every table, and nobody answers behind them."""
+        numbers = [next(self._numbers) for _ in range(count)]
+        leases = [Lease(self._nth_ipv4(number), self._nth_ipv6(number), self._attributes(number)) for number in numbers]
+        self.book.reserve(leases)
+        return leases
+
+    def node(self, name: str) -> OverlayNode:
+        """The node of that name. Raises KeyError."""
+        found = next((node for node in self.nodes if node.name == name), None)
+        if found is None:
+            raise KeyError(f"there is no node {name!r}; there are {', '.join(node.name for node in self.nodes)}")
+        return found
+
+    def _nth_ipv4(self, number: int) -> IPv4Network | None:
+        subnet = _nth(self.book.config.ipv4, number)
+        assert not isinstance(subnet, IPv6Network)
+        return subnet
+
+    def _nth_ipv6(self, number: int) -> IPv6Network | None:
+        subnet = _nth(self.book.config.ipv6, number)
+        assert not isinstance(subnet, IPv4Network)
+        return subnet
+
+    def _attributes(self, number: int) -> LeaseAttributes:
+        ipv4 = _IPV4_UNDERLAY + number if 4 in self._families else None
+        ipv6 = _IPV6_UNDERLAY + number if 6 in self._families else None
+        is_vxlan = self.framing == FRAMING_VXLAN
+        return LeaseAttributes(
+            ipv4,
+            ipv6,
+            BACKEND_OF_FRAMING[self.framing],
+            VtepData(derive_vtep_mac(ipv4), self._vni) if ipv4 and is_vxlan else None,
+            VtepData(derive_vtep_mac(ipv6), self._vni) if ipv6 and is_vxlan else None,
+        )
+
+    def identity_of(self, node: OverlayNode) -> Identity:
+        """What the table of `node` says of it."""
+        attributes, lease = node.attributes, node.lease
+        ipv4 = self.book.config.ipv4.network if self.book.config.ipv4 else None
+        assert not isinstance(ipv4, IPv6Network)
+        return Identity(
+            framing=self.framing,
+            subnet=lease.subnet,
+            ipv6_subnet=lease.ipv6_subnet,
+            port=self.port,
+            vni=self._vni,
+            vtep_mac=attributes.backend_data.vtep_mac if attributes.backend_data else None,
+            vtep_mac_v6=attributes.backend_v6_data.vtep_mac if attributes.backend_v6_data else None,
+            check_sources=self._check_sources,
+            network=ipv4,
+        )
+
+    # Tables
+
+    def table_for(self, node: OverlayNode) -> Table:
+        """The table of `node` as the book stands now."""
+        identity = self.identity_of(node)
+        if self._base is None or self._base[0] != self.book.version:
+            routes, _ = route.plan(self.book.leases(), self.framing, frozenset(self._families))
+            self._base = self.book.version, build(identity, routes)
+        return self._base[1].seen_by(identity)
+
+    def refresh(self) -> None:
+        """Give every node that hears from the store the table of now."""
+        self._refreshing = None
+        self._watch_expirations()
+        for node in self.nodes:
+            if node.is_running and node.sees_store:
+                node.engine.table = self.table_for(node)
+
+    def _on_change(self) -> None:
+        """Once for any number of changes in one turn of the loop."""
+        if self._refreshing is None:
+            self._refreshing = self.loop.call_soon(self.refresh)
+
+    def _watch_expirations(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        moment = self.book.next_expiration()
+        if moment is not None:
+            self._expiry = self.loop.call_at(moment, self._expire)
+
+    def _expire(self) -> None:
+        self.book.expire()
+        self._watch_expirations()
+
+    # The network
+
+    def impair(
+        self, source: OverlayNode | None = None, destination: OverlayNode | None = None, spec: LinkSpec | str | None = None,
+        *, both: bool = True, **fields: Any,
+    ) -> None:  # fmt: skip
+        """Make links bad: all of them, or those between two nodes, or with ``both=False`` the one direction.
+
+        What a link is like is said by `spec`, or by the fields of `LinkSpec`, in its units or as text: ``loss=0.3``,
+        ``delay="20ms"``. It replaces what was said of the link before; ``impair()`` makes it perfect again.
+        Raises ValueError.
+        """
+        wanted = _spec(spec, fields)
+        if source is None and destination is None:
+            self.underlay.set_link(wanted)
+            return
+        if source is None or destination is None:
+            raise ValueError("name both nodes of a link, or none for all links")
+        ways = [(source, destination), (destination, source)] if both else [(source, destination)]
+        for one, other in ways:
+            for start, end in itertools.product(one.addresses, other.addresses):
+                if (":" in start) == (":" in end):
+                    self.underlay.set_link(wanted, start, end)
+
+    def partition(self, *sides: OverlayNode | Iterable[OverlayNode]) -> None:
+        """From now on nodes on different sides do not reach each other; a node on no side reaches all."""
+        self.underlay.partition(*(_addresses_of(side) for side in sides))
+
+    def heal(self) -> None:
+        """End the partition."""
+        self.underlay.heal()
+
+    def counts(self, source: OverlayNode, destination: OverlayNode) -> LinkCounts:
+        """What became of the datagrams on the link from `source` to `destination` since it was first impaired."""
+        start = source.addresses[0]
+        end = next(address for address in destination.addresses if (":" in address) == (":" in start))
+        return self.underlay.link(start, end).counts
+
+    # Time
+
+    @property
+    def now(self) -> float:
+        """Seconds by the overlay's clock."""
+        return self.loop.time()
+
+    def run(self, what: "float | Awaitable[T]") -> T | None:
+        """Let so many seconds pass, or run `what` to its end and return what it returns; from outside of any loop."""
+        self._refuse_inside("await it, or asyncio.sleep,")
+        if isinstance(what, (int, float)):
+            self.loop.run_until_complete(asyncio.sleep(what))
+            return None
+        return self.loop.run_until_complete(_as_coroutine(what))
+
+    def settle(self) -> None:
+        """Let everything arrive that is on its way, and what it gives rise to; from outside of any loop."""
+        self._refuse_inside("await settled()")
+        self.loop.run_until_complete(self.settled())
+
+    async def settled(self) -> None:
+        """Wait until nothing is on its way any more."""
+        self.require_this_loop()
+        quiet = 0
+        while quiet < _QUIET_TURNS:
+            before = self._activity()
+            arrival = self.underlay.next_arrival
+            await asyncio.sleep(0 if arrival is None else max(arrival - self.loop.time(), 0))
+            quiet = quiet + 1 if self._activity() == before and self.underlay.in_flight == 0 else 0
+
+    def _activity(self) -> int:
+        """A number that moves whenever a packet does."""
+        return self.underlay.sent + sum(node.engine.outbound.received + node.engine.inbound.received for node in self.nodes)
+
+    def require_this_loop(self) -> None:
+        """Raises RuntimeError in a coroutine that runs on another loop than the overlay, where it would wait for ever."""
+        if asyncio.get_running_loop() is not self.loop:
+            raise RuntimeError(
+                "the overlay has an event loop of its own: give the coroutine to its run(), or make the overlay in here"
+            )
+
+    def _refuse_inside(self, instead: str) -> None:
+        if self.loop.is_running():
+            raise RuntimeError(f"the event loop runs already: {instead} instead")
+
+    # Looking at it
+
+    def pings_all(self) -> int:
+        """Let every node ping every other one; returns how many of the pings were answered. From outside of any loop.
+
+        A node's pings are sent at once, and are all answered or lost before the next node's turn.
+        """
+        self._refuse_inside("await ping() for each pair")
+        before = sum(node.host.replies for node in self.nodes)
+        for node in self.nodes:
+            for other in self.nodes:
+                if other is not node:
+                    node.send_echo(other)
+            self.settle()
+        return sum(node.host.replies for node in self.nodes) - before
+
+    def report(self) -> str:
+        """What there is to say when a test fails: the seed, and each node's lease and counters."""
+        network = self.underlay
+        lines = [f"seed {self.seed}, {self.now:.6f} s, {network.sent} datagrams sent, {network.in_flight} on their way, "]
+        lines[0] += f"{network.cut_off} stopped by partitions"
+        for node in self.nodes[:_REPORTED_NODES]:
+            state = "" if node.is_running else f", stopped{': ' + node.failure if node.failure else ''}"
+            lines.append(f"{node.name}: {node.lease.key} at {', '.join(node.addresses)}{state}")
+            lines += [f"    {way}: {_counts(verdicts)}" for way, verdicts in node.verdicts.items()]
+        if len(self.nodes) > _REPORTED_NODES:
+            lines.append(f"and {len(self.nodes) - _REPORTED_NODES} nodes more")
+        return "\n".join(lines)
+
+    def write_capture(self, path: Path) -> int:
+        """Write the datagrams that were kept to `path`, as pcapng; returns how many. Raises OSError.
+
+        Each stands at the time at which it was sent, with a comment that says when it arrived, or that it did not.
+        """
+        with open(path, "wb") as file:
+            recorder = Recorder(file, now_ns=lambda: 0)
+            for one in self.underlay.crossed:
+                recorder.datagram(
+                    one.source, one.source_port, one.destination, one.port, one.payload,
+                    time_ns=round(one.sent_at * 1e9), comment=_fate(one.sent_at, one.arrivals),
+                )  # fmt: skip
+            recorder.close()
+        return len(self.underlay.crossed)
+
+
+_QUIET_TURNS = 4
+"""Turns of the loop without any packet moving after which none will: a packet waits for the two queues' callbacks."""
+
+_REPORTED_NODES = 20
+
+
+def _nothing() -> None:
+    pass
+
+
+def _loop_for(loop: asyncio.AbstractEventLoop | None) -> tuple[bool, asyncio.AbstractEventLoop]:
+    """Whether the overlay owns its loop, and which that is."""
+    if loop is not None:
+        return False, loop
+    try:
+        return False, asyncio.get_running_loop()
+    except RuntimeError:
+        return True, VirtualLoop()
+
+
+def _cancel_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """End the tasks that a test left behind, so that none is destroyed while it waits."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+    loop.run_until_complete(loop.shutdown_asyncgens())
+
+
+async def _as_coroutine(what: Awaitable[T]) -> T:
+    return await what
+
+
+def _spec(spec: LinkSpec | str | None, fields: dict[str, Any]) -> LinkSpec:
+    """A link from whichever form it was given in. Raises ValueError."""
+    if spec is None:
+        return link_from_mapping(fields)
+    if fields:
+        raise ValueError("give a link spec or its fields, not both")
+    return parse_link(spec) if isinstance(spec, str) else spec
+
+
+def _addresses_of(side: OverlayNode | Iterable[OverlayNode]) -> list[str]:
+    nodes = [side] if isinstance(side, OverlayNode) else list(side)
+    return [address for node in nodes for address in node.addresses]
+
+
+def _nth(pool: Pool | None, number: int) -> Network | None:
+    """The subnet that node `number` asks for; None beyond the pool's end, where any free one will do."""
+    if pool is None:
+        return None
+    size = 1 << (pool.network.max_prefixlen - pool.subnet_length)
+    start = int(pool.minimum) + (number - 1) * size
+    if start > int(pool.maximum):
+        return None
+    return (
+        IPv4Network((start, pool.subnet_length)) if pool.network.version == 4 else IPv6Network((start, pool.subnet_length))
+    )
+
+
+def _config_text(
+    network: str | None, ipv6_network: str | None, length: int, ipv6_length: int, framing: str, vni: int
+) -> str:
+    """Flannel's network configuration, as JSON."""
+    backend: dict[str, Any] = {"Type": BACKEND_OF_FRAMING[framing]}
+    if framing == FRAMING_VXLAN:
+        backend["VNI"] = vni
+    config: dict[str, Any] = {"EnableIPv4": network is not None, "Backend": backend}
+    if network is not None:
+        config |= {"Network": network, "SubnetLen": length}
+    if ipv6_network is not None:
+        config |= {"EnableIPv6": True, "IPv6Network": ipv6_network, "IPv6SubnetLen": ipv6_length}
+    return json.dumps(config)
+
+
+def _counts(verdicts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in verdicts.items()) or "nothing"
+
+
+def _fate(sent_at: float, arrivals: tuple[float, ...]) -> str:
+    if not arrivals:
+        return "lost"
+    return "arrived after " + ", ".join(f"{(when - sent_at) * 1000:.3f} ms" for when in arrivals)

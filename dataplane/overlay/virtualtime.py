@@ -1,0 +1,68 @@
+"""An event loop whose time is not the world's: waiting takes no time, and whatever is due comes in its order.
+
+Theory of operation: asyncio asks its selector to wait until the next timer is due. The selector here does not wait: it
+moves the loop's clock to that moment. So an hour of timers runs as fast as their callbacks do, and as often as it is
+repeated the same things happen at the same instants. Nothing else about the loop is changed; tasks, timeouts and queues
+are asyncio's.
+
+Two things would let the world in. Work given to a thread (`asyncio.to_thread`) is done at once, in the loop's own thread.
+And sockets that are really registered are waited for as ever, but only when no timer is set: with virtual time they make a
+test depend on who is faster, and do not belong in one.
+
+If every task waits and no timer is set, nothing can ever happen again; that is `StalledError`, not a hang.
+"""
+
+import asyncio
+import selectors
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any
+
+
+class StalledError(RuntimeError):
+    """Every task waits for another, and no timer is set."""
+
+
+class _Selector(selectors.DefaultSelector):
+    """Waits for nobody: tells `jump` how far the clock may be moved on."""
+
+    def __init__(self, jump: Callable[[float | None], None]) -> None:
+        super().__init__()
+        self._jump = jump
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if ready or timeout == 0:
+            return ready
+        if timeout is None and len(self.get_map()) > 1:  # the loop's own wake-up pipe is always there
+            return super().select(None)
+        self._jump(timeout)
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """See the module. `time()` begins at 0."""
+
+    def __init__(self) -> None:
+        self._moment = 0.0
+        super().__init__(_Selector(self._move_on))
+
+    def time(self) -> float:
+        """Seconds since the loop was made, by its own clock."""
+        return self._moment
+
+    def _move_on(self, seconds: float | None) -> None:
+        if seconds is None:
+            raise StalledError(
+                "every task waits and no timer is set, so nothing will ever happen: is something awaited that nobody sends?"
+            )
+        self._moment += seconds
+
+    def run_in_executor(self, executor: Executor | None, func: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":  # type: ignore[override] # typeshed makes it generic over the arguments
+        """Run `func` now, in this thread: a pool's threads would keep the world's time."""
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:  # belongs to whoever awaits it
+            future.set_exception(error)
+        return future

@@ -1,0 +1,244 @@
+"""What all wrappers that watch have in common: they see each packet that passes, and change nothing.
+
+Theory of operation: a tap stands around a `Device` or an `Underlay` and satisfies the same contract. What is received is
+seen when the inner part has put it into the batch, before the engine touches it; what is transmitted is seen afterwards,
+when its verdict says whether it went. Nobody pays for a tap that is not there: the node puts one around what it opened
+only if the operator asks for it.
+
+An underlay moves runs of datagrams, a tap shows datagrams: a train is taken apart by its stride, and what was received as
+``dataplane.inbound.unpack`` does it, which believes a stride only if the inner lengths agree with it.
+
+A batch tells the number of a datagram's sender, not its address, and of a stranger not even that. So the tap hands the
+inner underlay a table of origins of its own (`_Senders`), which numbers every host that is asked for, and puts the
+engine's numbers back into the batch. Of a sender's port nothing is known.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from dataplane.batch import Batch
+from dataplane.device import Device
+from dataplane.underlay import Underlay
+from dataplane.verdict import MEANING, Verdict
+from encap.ip import stated_length
+from routing.table import UNKNOWN_VTEP, Endpoint
+
+MAX_STRANGERS = 4096
+"""How many hosts that no lease names are told apart; any number of them may send."""
+
+UNKNOWN_PORT = 0
+
+UdpEnd = tuple[str, int]
+"""A host, in the text form of ``ipaddress``, and a UDP port."""
+
+
+class DeviceTap(ABC):
+    """A `Device` whose packets are seen by `_see`."""
+
+    def __init__(self, inner: Device) -> None:
+        self._inner = inner
+
+    @abstractmethod
+    def _see(self, batch: Batch, index: int, *, outbound: bool, remark: str) -> None:
+        """Packet `index` of `batch` passed; `remark` says what is special about that, and may be empty."""
+
+    @property
+    def name(self) -> str:
+        """See `Device`, as with the following."""
+        return self._inner.name
+
+    @property
+    def mtu(self) -> int:
+        """In bytes."""
+        return self._inner.mtu
+
+    def receive(self, batch: Batch) -> None:
+        """The inner device's; seen as it comes."""
+        first = batch.count
+        self._inner.receive(batch)
+        for i in range(first, batch.count):
+            self._see(batch, i, outbound=True, remark="")
+
+    def transmit(self, batch: Batch) -> None:
+        """The inner device's; seen is what was to be delivered, with its verdict if it was not."""
+        going = [i for i in batch.indices(Verdict.FORWARDED) if batch.head[i] == i]
+        self._inner.transmit(batch)
+        for i in going:
+            self._see(batch, i, outbound=False, remark=_refusal(batch.verdict[i], "not delivered"))
+
+    def watch(self, ready: Callable[[], None]) -> None:
+        """The inner device's."""
+        self._inner.watch(ready)
+
+    def unwatch(self) -> None:
+        """The inner device's."""
+        self._inner.unwatch()
+
+    def close(self) -> None:
+        """The inner device's."""
+        self._inner.close()
+
+
+class UnderlayTap(ABC):
+    """An `Underlay` whose datagrams are seen by `_see`.
+
+    `hosts` are our own addresses by family, `port` is where we receive; `header_length` is that of the tunnel header, 0 in
+    the ip framing.
+    """
+
+    def __init__(self, inner: Underlay, *, hosts: Mapping[int, str], port: int, header_length: int) -> None:
+        self._inner = inner
+        self._hosts = dict(hosts)
+        self._port = port
+        self._header_length = header_length
+        self._senders = _Senders({})
+        self._ports: Mapping[str, Sequence[int]] = inner.report()["source_ports"]
+
+    @abstractmethod
+    def _see(self, source: UdpEnd, destination: UdpEnd, payload: memoryview, *, outbound: bool, remark: str) -> None:
+        """A datagram passed; `remark` says what is special about that, and may be empty."""
+
+    @property
+    def families(self) -> frozenset[int]:
+        """See `Underlay`, as with the following."""
+        return self._inner.families
+
+    @property
+    def lanes(self) -> int:
+        """The inner underlay's."""
+        return self._inner.lanes
+
+    @property
+    def max_segments(self) -> int:
+        """The inner underlay's."""
+        return self._inner.max_segments
+
+    def receive(self, batch: Batch, origins: Mapping[str, int]) -> None:
+        """The inner underlay's; seen as it comes."""
+        if origins is not self._senders.origins:
+            self._senders = _Senders(origins)
+        first = batch.count
+        self._inner.receive(batch, self._senders)
+        for i in range(first, batch.count):
+            host, batch.peer[i] = self._senders.resolve(batch.peer[i])
+            remark = "from a host that is in no lease" if batch.peer[i] == UNKNOWN_VTEP else ""
+            self._see_received(batch, i, host, remark)
+
+    def _see_received(self, batch: Batch, index: int, host: str | None, remark: str) -> None:
+        family = _family(host) if host else min(self._hosts, default=4)
+        source = (host or _unspecified(family), UNKNOWN_PORT)
+        destination = (self._hosts.get(family, _unspecified(family)), self._port)
+        for payload in _received(batch, index, self._header_length):
+            self._see(source, destination, payload, outbound=False, remark=remark)
+
+    def transmit(self, batch: Batch, endpoints: Sequence[Endpoint]) -> int:
+        """The inner underlay's; seen is what was to be sent, with its verdict if it was not."""
+        going = batch.indices(Verdict.FORWARDED)
+        sent = self._inner.transmit(batch, endpoints)
+        for i in going:
+            endpoint = endpoints[batch.peer[i]]
+            ports = self._ports.get(f"ipv{_family(endpoint[0])}", ())
+            port = ports[batch.flow[i] % len(ports)] if ports else UNKNOWN_PORT
+            self._see_sent(batch, i, endpoint, port, _refusal(batch.verdict[i], "not sent"))
+        return sent
+
+    def transmit_in_fragments(self, batch: Batch, index: int, endpoint: Endpoint) -> None:
+        """The inner underlay's; seen are the datagrams, not their fragments."""
+        self._inner.transmit_in_fragments(batch, index, endpoint)
+        remark = _refusal(batch.verdict[index], "not sent") or "sent in fragments where the path asks for it"
+        self._see_sent(batch, index, endpoint, UNKNOWN_PORT, remark)
+
+    def _see_sent(self, batch: Batch, index: int, endpoint: Endpoint, port: int, remark: str) -> None:
+        family = _family(endpoint[0])
+        source = (self._hosts.get(family, _unspecified(family)), port)
+        for payload in _pieces(batch.packet(index), batch.stride[index]):
+            self._see(source, (endpoint[0], endpoint[1]), payload, outbound=True, remark=remark)
+
+    def path_mtu(self, endpoint: Endpoint) -> int:
+        """The inner underlay's."""
+        return self._inner.path_mtu(endpoint)
+
+    def report(self) -> dict[str, Any]:
+        """The inner underlay's."""
+        return self._inner.report()
+
+    def watch(self, ready: Callable[[], None]) -> None:
+        """The inner underlay's."""
+        self._inner.watch(ready)
+
+    def unwatch(self) -> None:
+        """The inner underlay's."""
+        self._inner.unwatch()
+
+    def close(self) -> None:
+        """The inner underlay's."""
+        self._inner.close()
+
+
+class _Senders(Mapping[str, int]):
+    """Origins for an inner underlay: a number of our own for every host that it asks for, known or not.
+
+    The numbers of `origins` would not do: one of a VTEP with two addresses names both.
+    """
+
+    def __init__(self, origins: Mapping[str, int]) -> None:
+        self.origins = origins
+        self._numbers: dict[str, int] = {}
+        self._found: list[tuple[str, int]] = []
+        self._strangers = 0
+
+    def resolve(self, number: int) -> tuple[str | None, int]:
+        """The host that was given `number`, if any was, and the number that it has in `origins`."""
+        return self._found[number] if 0 <= number < len(self._found) else (None, UNKNOWN_VTEP)
+
+    def __getitem__(self, host: str) -> int:
+        number = self._numbers.get(host)
+        if number is None:
+            origin = self.origins.get(host, UNKNOWN_VTEP)
+            if origin == UNKNOWN_VTEP:
+                if self._strangers == MAX_STRANGERS:
+                    raise KeyError(host)
+                self._strangers += 1
+            number = self._numbers[host] = len(self._found)
+            self._found.append((host, origin))
+        return number
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.origins)
+
+    def __len__(self) -> int:
+        return len(self.origins)
+
+
+def _received(batch: Batch, index: int, tunnel: int) -> Iterable[memoryview]:
+    """The datagrams in entry `index` as it was received, behind tunnel headers of `tunnel` bytes."""
+    run, size = batch.packet(index), batch.stride[index]
+    if 0 < size < len(run):
+        agrees = len(run) >= tunnel and stated_length(run, tunnel, len(run) - tunnel) == size - tunnel
+        if agrees:
+            return _pieces(run, size)
+    return [run]
+
+
+def _pieces(run: memoryview, size: int) -> Iterable[memoryview]:
+    """`run` in pieces of `size` bytes, the last maybe shorter; the run itself if it is empty or has no stride."""
+    if not len(run) or size <= 0:
+        return [run]
+    return [run[at : at + size] for at in range(0, len(run), size)]
+
+
+def _refusal(verdict: int, what: str) -> str:
+    """What to say of a packet that was to be transmitted and has this verdict now: nothing, if it went."""
+    if verdict == Verdict.FORWARDED:
+        return ""
+    found = Verdict(verdict)
+    return f"{what}: {found.name.lower()} ({MEANING[found]})"
+
+
+def _family(host: str) -> int:
+    return 6 if ":" in host else 4
+
+
+def _unspecified(family: int) -> str:
+    return "0.0.0.0" if family == 4 else "::"  # noqa: S104 - in a packet's header it means that the address is not known
