@@ -21,6 +21,7 @@ Ownership: the batch belongs to whoever made it. Devices and underlays fill it (
 it, during the call only.
 """
 
+import mmap
 from array import array
 
 from dataplane.verdict import Verdict
@@ -31,6 +32,11 @@ MAX_PACKET_LENGTH = 65535
 _SLOT_SIZE = 65792
 _HEADROOM = HEADROOM
 _FORWARDED = int(Verdict.FORWARDED)
+
+
+def block(size: int) -> memoryview:
+    """`size` zero bytes, of which only the pages that are used cost memory; a bytearray would touch them all."""
+    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 class Batch:
@@ -44,7 +50,7 @@ class Batch:
         self.limit = capacity
         """How many entries may be received now."""
         self.count = 0
-        self.data = memoryview(bytearray(capacity * _SLOT_SIZE)) if data is None else data
+        self.data = block(capacity * _SLOT_SIZE) if data is None else data
         self.vnet = memoryview(bytearray(capacity * VNET_LENGTH))
         self.slots = [self._slot(i) for i in range(capacity)] if data is None else []
         """Where packet i is to be received: MAX_PACKET_LENGTH writable bytes."""

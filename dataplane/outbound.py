@@ -12,7 +12,7 @@ again. What follows from a verdict (an ICMP error, a smaller path) is the engine
 as it was.
 """
 
-from dataplane.batch import Batch
+from dataplane.batch import Batch, block
 from dataplane.verdict import Verdict
 from encap import checksum, fields
 from encap.fields import IPV4_DESTINATION, IPV6_DESTINATION, Octets
@@ -109,7 +109,7 @@ class Outbound:
     """Lays a judged batch out as `trains`. `lanes` is the number of source ports, `max_segments` 1 without UDP_SEGMENT."""
 
     def __init__(self, arena_bytes: int = ARENA_BYTES, trains: int = TRAINS) -> None:
-        self.trains = Batch(trains, memoryview(bytearray(arena_bytes)))
+        self.trains = Batch(trains, block(arena_bytes))
         self.lanes = 1
         self.max_segments = MAX_SEGMENTS
         self._packet = 0
