@@ -13,6 +13,7 @@ cdef class Table:
     cdef readonly unsigned long long own4, own4_mask, broadcast4
     cdef readonly unsigned long long own6_high, own6_low, own6_mask_high, own6_mask_low
     cdef readonly long long own_row4, own_row6
+    cdef dict _rows
     cdef readonly dict origins
     cdef readonly list endpoints
     cdef readonly int[::1] vtep
@@ -40,6 +41,11 @@ cdef class Table:
         key_high="unsigned long long", key_low="unsigned long long", row="long long",
     )
     cpdef long long find6(self, unsigned long long high, unsigned long long low) except? -2
+
+    @cython.locals(other=Table)
+    cpdef Table seen_by(self, object identity)
+    cdef _share(self, Table base, object identity)
+    cdef long long _row_of(self, object subnet) except? -2
 
     cpdef bint is_own4(self, unsigned long long address) noexcept
     cpdef bint is_own6(self, unsigned long long high, unsigned long long low) noexcept

@@ -70,6 +70,7 @@ class Table:
         self._set_identity(identity)
         self.routes = tuple(routes)
         self.own_row4 = self.own_row6 = NO_ROW
+        self._rows: dict[Network, int] | None = None
         self.origins: dict[str, int] = _number_vteps(routes)
         """VTEP number by underlay host, in the text form of ipaddress."""
         self.endpoints: list[Endpoint] = [_endpoint(route.address, identity.port) for route in routes]
@@ -169,20 +170,16 @@ class Table:
             base.masks6_high, base.masks6_low, base.bases6, base.sizes6
         )  # fmt: skip
         self.lengths6, self.slots6 = base.lengths6, base.slots6
-        self.own_row4 = self.own_row6 = NO_ROW
+        self._rows = base._rows
         self.own_row4 = base._row_of(identity.subnet)
         self.own_row6 = base._row_of(identity.ipv6_subnet)
         self.headers = memoryview(_headers_from(base.headers, base.routes, identity))
 
     def _row_of(self, subnet: Network | None) -> int:
-        """The row of exactly this subnet, or NO_ROW."""
-        if subnet is None:
-            return NO_ROW
-        route = self.route_to(subnet.network_address)
-        if route is None or route.subnet != subnet:
-            return NO_ROW
-        address = int(subnet.network_address)
-        return self.find4(address) if subnet.version == 4 else self.find6(address >> 64, address & _WORD)
+        """The row of exactly this subnet, or NO_ROW; a lookup would find a longer one that begins at the same address."""
+        if self._rows is None:
+            self._rows = {route.subnet: row for row, route in enumerate(self.routes)}
+        return NO_ROW if subnet is None else self._rows.get(subnet, NO_ROW)
 
     def find4(self, address: int) -> int:
         """The row of the longest IPv4 subnet that holds `address` (32 bits), or NO_ROW."""

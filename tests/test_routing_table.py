@@ -301,3 +301,61 @@ def test_10_000_leases_of_ipv6():
         row = rng.randrange(10_000)
         assert table.find6((base >> 64) + row, rng.randrange(2**64)) == row
         assert table.find6((base >> 64) + 10_000 + row, rng.randrange(2**64)) == NO_ROW
+
+
+# A table seen by another node
+
+
+@given(NETWORKS, st.data())
+def test_what_another_node_sees_is_what_its_own_table_would_be_without_its_subnets(networks, data):
+    unique = list(dict.fromkeys(networks))
+    own4 = data.draw(st.sampled_from([None, *(net for net in unique if net.version == 4)]))
+    own6 = data.draw(st.sampled_from([None, *(net for net in unique if net.version == 6)]))
+    over = data.draw(st.sampled_from(["192.0.2.{}", "2001:db8::{}"]))
+    routes = [route(net, 2 + i % 200, public=[over.format(2 + i)]) for i, net in enumerate(unique)]
+    other = identity(subnet=own4, ipv6_subnet=own6, vtep_mac=b"\2\0\0\0\0\7", vtep_mac_v6=b"\6\0\0\0\0\7")
+    seen = build(identity(), routes).seen_by(other)
+    own = build(other, [one for one in routes if one.subnet not in (own4, own6)])
+    for net in unique:
+        for address in (net.network_address, net.broadcast_address):
+            mine, its = find(own, address), find(seen, address)
+            if mine == NO_ROW:
+                assert its == NO_ROW
+                continue
+            assert seen.routes[its] == own.routes[mine]
+            assert seen.endpoints[its] == own.endpoints[mine]
+            length = seen.header_length
+            assert bytes(seen.headers[its * length :][:length]) == bytes(own.headers[mine * length :][:length])
+    for one in routes:
+        assert seen.vtep[seen.routes.index(one)] == seen.origins[str(one.public[0])]
+    assert (seen.own4, seen.mac_a, seen.identity) == (own.own4, own.mac_a, other)
+
+
+def test_the_table_that_is_looked_at_stays_as_it_is():
+    routes = [route("10.5.1.0/24"), route("10.5.2.0/24", 3), route("fc00:0:0:2::/64", 3, public=["2001:db8::3"])]
+    base = build(identity(subnet=None, ipv6_subnet=None), routes)
+    headers = bytes(base.headers)
+    seen = base.seen_by(identity(vtep_mac=b"\2\7\7\7\7\7"))
+    assert bytes(base.headers) == headers
+    assert base.route_to(IPv4Address("10.5.1.7")) is not None
+    assert seen.route_to(IPv4Address("10.5.1.7")) is None
+    assert bytes(seen.headers)[14:20] == b"\2\7\7\7\7\7"
+    assert bytes(seen.headers)[44 + 14 : 44 + 20] == OWN_MAC6
+
+
+@pytest.mark.parametrize("keys", [{"framing": "ip"}, {"port": 4789}, {"vni": 2}])
+def test_a_node_that_could_not_talk_to_the_others_needs_a_table_of_its_own(keys):
+    with pytest.raises(ValueError, match="table of its own"):
+        build(identity(), [route("10.5.2.0/24")]).seen_by(identity(**keys))
+
+
+def test_in_the_ip_framing_there_is_no_header_to_change():
+    table = build(identity(framing="ip"), [route("10.5.1.0/24"), route("10.5.2.0/24", 3)])
+    seen = table.seen_by(identity(framing="ip", vtep_mac=None, vtep_mac_v6=None))
+    assert find(seen, IPv4Address("10.5.1.1")) == NO_ROW
+    assert find(seen, IPv4Address("10.5.2.1")) == 1
+
+
+def test_a_vxlan_node_without_a_mac_is_refused():
+    with pytest.raises(ValueError, match="VTEP MAC"):
+        build(identity(), [route("10.5.2.0/24")]).seen_by(identity(vtep_mac=None, vtep_mac_v6=None))
