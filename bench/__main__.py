@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from bench.overlay import overlay
 from bench.profile import profile
 from bench.soak import soak
 from bench.startup import startup
@@ -37,7 +38,7 @@ def kernels(arguments: tuple[str, ...] = ()) -> None:
         sys.exit(done.returncode)
 
 
-for one in (startup, throughput, profile, soak):
+for one in (startup, throughput, profile, soak, overlay):
     bench.add_command(one)
 
 if __name__ == "__main__":

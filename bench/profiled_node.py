@@ -2,7 +2,8 @@
 
 Theory of operation: the product has no code for this. Before the node starts, what the engine calls is replaced from
 outside by wrappers that read the clock: functions where the engine finds them, the compiled layout and both sides by
-stand-ins that pass everything on. A stage's time is its own: what runs inside another stage is taken off that one. What a
+stand-ins that pass everything on. The engine itself runs uncompiled for that, and from there on everything else as
+installed. A stage's time is its own: what runs inside another stage is taken off that one. What a
 pump spends beside its stages is the stage ``other``. ``status`` then has one more entry, ``stages``.
 
 A wrapper costs about half a microsecond a call, and calls are per batch, not per packet; times are by the wall, so they
@@ -13,11 +14,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import dataplane.engine
-import dataplane.node
-from dataplane.cli import main
-from dataplane.engine import Direction, Engine
-from dataplane.node import Node
+from encap.pure import prefer_sources
+
+prefer_sources(["dataplane.engine"])  # before anything imports it
+
+import dataplane.engine  # noqa: E402 - as the line above says
+import dataplane.node  # noqa: E402
+from dataplane.cli import main  # noqa: E402
+from dataplane.engine import Direction, Engine  # noqa: E402
+from dataplane.node import Node  # noqa: E402
 
 STAGES: dict[str, dict[str, str]] = {
     "outbound": {

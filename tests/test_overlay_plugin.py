@@ -21,7 +21,7 @@ ROOT = Path(encap.__file__).resolve().parent.parent
 def run(pytester):
     def run(test: str, *options: str):
         pytester.makepyfile(test)
-        return pytester.runpytest_inprocess("-p", "no:cacheprovider", *options)
+        return pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:asyncio", *options)
 
     return run
 

@@ -48,6 +48,8 @@ def _file_option(*names: str, text: str) -> Callable[[Callable[..., None]], Call
               "{remote_overlay}, {subnet}, {number} and {folder} are filled in.")  # fmt: skip
 @_file_option("--json", "json_path", text="Write every number there.")
 @_file_option("--report", "page_path", text="Write a page with charts there (HTML; needs matplotlib).")
+@click.option("--charts", "charts_folder", type=click.Path(path_type=Path, file_okay=False, exists=True), metavar="FOLDER",
+              help="Write the charts there, an SVG each (needs matplotlib).")  # fmt: skip
 def throughput(
     rounds: int,
     seconds: float,
@@ -56,13 +58,14 @@ def throughput(
     contender: tuple[str, ...],
     json_path: Path | None,
     page_path: Path | None,
+    charts_folder: Path | None,
 ) -> None:
     """Two hosts in network namespaces; kernel VXLAN, this program and others between them, in turn."""
     console = Console(width=None if sys.stdout.isatty() else 200)
     reason = missing()
     if reason is not None:
         raise click.ClickException(reason)
-    if page_path is not None:
+    if page_path is not None or charts_folder is not None:
         try:
             page.require_matplotlib()
         except page.PageError as error:
@@ -78,6 +81,8 @@ def throughput(
         report.write_json(json_path, results, sys.argv)
     if page_path is not None:
         page.write(page_path, results, sys.argv, notes)
+    if charts_folder is not None:
+        page.write_charts(charts_folder, results)
 
 
 def _contenders(more: tuple[str, ...]) -> list[Contender]:

@@ -9,6 +9,7 @@ import base64
 import html
 import importlib
 import io
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -109,7 +110,19 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f'<div class="wide"><table>{head}{body}</table></div>'
 
 
+def write_charts(folder: Path, rounds: Rounds) -> None:
+    """Write each measure's chart as a file of its own, ``tcp-one-flow.svg``. Raises PageError and OSError."""
+    for measure in report.measures(rounds):
+        name = "-".join(re.findall("[a-z0-9]+", measure.lower()))
+        (folder / f"{name}.svg").write_bytes(_draw(rounds, measure))
+
+
 def _chart(rounds: Rounds, measure: str) -> str:
+    drawing = base64.b64encode(_draw(rounds, measure)).decode("ascii")
+    return f'<img alt="{_text(measure)}" src="data:image/svg+xml;base64,{drawing}">'
+
+
+def _draw(rounds: Rounds, measure: str) -> bytes:
     """Bars of the medians of the first numbers, with the spread as error bars."""
     names = report.numbers(rounds, measure)[:_PANELS]
     contenders = [contender for contender, results in rounds.items() if results.get(measure)]
@@ -135,8 +148,7 @@ def _chart(rounds: Rounds, measure: str) -> str:
     panels[0].set_ylim(len(contenders) - 0.5, -0.5)  # the panels share it: inverted once, whatever their number
     out = io.BytesIO()
     figure.savefig(out, format="svg", metadata={"Date": None})
-    drawing = base64.b64encode(out.getvalue()).decode("ascii")
-    return f'<img alt="{_text(measure)}" src="data:image/svg+xml;base64,{drawing}">'
+    return out.getvalue()
 
 
 def _matplotlib(module: str) -> Any:
