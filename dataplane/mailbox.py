@@ -22,6 +22,7 @@ class Mailbox(Generic[T]):
         self._items: deque[T] = deque()
         self._ready: Callable[[], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_scheduled = False
         self.refused = 0
 
     def __len__(self) -> int:
@@ -33,8 +34,7 @@ class Mailbox(Generic[T]):
             self.refused += 1
             return False
         self._items.append(item)
-        if self._loop is not None and len(self._items) == 1:
-            self._loop.call_soon(self._notify)
+        self._schedule()
         return True
 
     def take(self) -> T:
@@ -52,14 +52,20 @@ class Mailbox(Generic[T]):
         """
         self._ready = ready
         self._loop = self._home or asyncio.get_running_loop()
-        self._loop.call_soon(self._notify)
+        self._schedule()
 
     def unwatch(self) -> None:
         """Call it no more; items go on waiting."""
         self._ready = self._loop = None
 
+    def _schedule(self) -> None:
+        """One call in the loop's next turn, however many items are put before it."""
+        if self._loop is not None and self._items and not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._notify)
+
     def _notify(self) -> None:
+        self._is_scheduled = False
         if self._ready is not None and self._items:
             self._ready()
-            if self._loop is not None and self._items:
-                self._loop.call_soon(self._notify)
+            self._schedule()

@@ -43,6 +43,7 @@ cdef extern from *:
         struct cmsghdr *one;
         ssize_t moved;
         uint16_t stride = 0;
+        memset(&source, 0, sizeof source);
         memset(&message, 0, sizeof message);
         message.msg_name = &source;
         message.msg_iov = &part;
@@ -67,7 +68,7 @@ cdef extern from *:
         return (int)moved;
     }
 
-    static inline int pfdp_send(int fd, const void *data, size_t length, uint16_t stride, const void *to, size_t to_length) {
+    static inline int pfdp_send(int fd, const void *data, size_t length, size_t stride, const void *to, size_t to_length) {
         struct iovec part = {(void *)data, length};
         pfdp_ancillary ancillary;
         struct msghdr message;
@@ -81,10 +82,11 @@ cdef extern from *:
             memset(&ancillary, 0, sizeof ancillary);
             ancillary.header.cmsg_level = IPPROTO_UDP;
             ancillary.header.cmsg_type = UDP_SEGMENT;
-            ancillary.header.cmsg_len = CMSG_LEN(sizeof stride);
-            memcpy(CMSG_DATA(&ancillary.header), &stride, sizeof stride);
+            const uint16_t size = (uint16_t)stride;
+            ancillary.header.cmsg_len = CMSG_LEN(sizeof size);
+            memcpy(CMSG_DATA(&ancillary.header), &size, sizeof size);
             message.msg_control = &ancillary;
-            message.msg_controllen = CMSG_SPACE(sizeof stride);
+            message.msg_controllen = CMSG_SPACE(sizeof size);
         }
         do moved = sendmsg(fd, &message, 0); while (moved < 0 && errno == EINTR);
         return pfdp_result(moved);
@@ -93,10 +95,10 @@ cdef extern from *:
     int pfdp_readv(int fd, void *head, size_t head_length, void *body, size_t body_length) noexcept
     int pfdp_writev(int fd, const void *head, size_t head_length, const void *body, size_t body_length) noexcept
     int pfdp_receive(int fd, void *data, size_t room, unsigned char *told) noexcept
-    int pfdp_send(int fd, const void *data, size_t length, unsigned short stride, const void *to, size_t to_length) noexcept
+    int pfdp_send(int fd, const void *data, size_t length, size_t stride, const void *to, size_t to_length) noexcept
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from cpython.object cimport PyObject_AsFileDescriptor
+from libc.errno cimport EMSGSIZE
 from encap.fields cimport require
 
 cdef enum:
@@ -122,15 +124,15 @@ cdef inline int receive(
 ) except? -9999:
     require(at, room, data.shape[0])
     require(0, TOLD_LENGTH, told.shape[0])
-    return pfdp_receive(PyObject_AsFileDescriptor(receiver), &data[at] if room else NULL, room, &told[0])
+    return pfdp_receive(receiver.fileno(), &data[at] if room else NULL, room, &told[0])
 
 cdef inline int send(
     object sender, const unsigned char[::1] data, Py_ssize_t at, Py_ssize_t length, Py_ssize_t stride, bytes to
 ) except? -9999:
     require(at, length, data.shape[0])
-    if not 0 <= stride <= 65535:
-        raise ValueError("a stride of more than 16 bits")
+    if stride != length and not 0 < stride <= 65535:
+        return -EMSGSIZE
     return pfdp_send(
-        PyObject_AsFileDescriptor(sender), &data[at] if length else NULL, length, <unsigned short>stride,
+        sender.fileno(), &data[at] if length else NULL, length, stride,
         <const void *>PyBytes_AS_STRING(to), PyBytes_GET_SIZE(to),
     )

@@ -73,10 +73,13 @@ def receive(receiver: socket.socket, data: WritableOctets, at: int, room: int, t
 
 
 def send(sender: socket.socket, data: Octets, at: int, length: int, stride: int, to: bytes) -> int:
-    """Send data[at:at + length] as datagrams of `stride` bytes, the last maybe shorter, to the struct sockaddr `to`."""
+    """Send data[at:at + length] as datagrams of `stride` bytes, the last maybe shorter, to the struct sockaddr `to`.
+
+    No datagram has more than 65 535 bytes, so what is longer is too long for any path: EMSGSIZE.
+    """
     _require(at, length, len(data))
-    if not 0 <= stride <= MAX_STRIDE:
-        raise ValueError("a stride of more than 16 bits")
+    if stride != length and not 0 < stride <= MAX_STRIDE:
+        return -errno.EMSGSIZE
     try:
         if stride == length:
             return sender.sendto(data[at : at + length], _endpoint(to))

@@ -1,5 +1,8 @@
 """Two or three nodes in memory: what happens to each kind of packet, in bytes and verdicts."""
 
+import asyncio
+import contextlib
+from ipaddress import ip_address
 from typing import ClassVar
 
 import pytest
@@ -11,9 +14,12 @@ from scapy.layers.inet6 import ICMPv6DestUnreach, ICMPv6PacketTooBig, IPv6
 from scapy.packet import Raw
 
 from dataplane.batch import Batch
+from dataplane.device.memory import MemoryDevice
 from dataplane.engine import BATCH_CAPACITY, BATCHES_PER_WAKEUP, ICMP_BURST, Engine
+from dataplane.mailbox import Mailbox
 from dataplane.outbound import judge_batch
 from dataplane.underlay.fake import Datagram, FakeNetwork
+from dataplane.underlay.udp import open_udp
 from dataplane.verdict import Verdict, by_name
 from encap import vnet, vxlan
 
@@ -463,3 +469,35 @@ def test_a_quiet_link_is_served_packet_by_packet_and_a_busy_one_in_batches(found
         device.asked.clear()
         engine.pump_outbound()
         assert device.asked == expected
+
+
+async def test_a_watcher_is_called_once_a_turn_however_often_it_is_asked_to_watch():
+    box, calls = Mailbox(100), []
+
+    def ready() -> None:
+        calls.append(box.take())
+        box.put(len(calls))  # there is always one more
+
+    for _ in range(5):
+        box.watch(ready)
+    box.put(0)
+    box.put(0)
+    for turn in range(1, 6):
+        await asyncio.sleep(0)
+        assert len(calls) == turn
+    box.unwatch()
+    await asyncio.sleep(0)
+    assert len(calls) == 5
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_the_longest_packet_there_is_is_too_big_and_ends_nothing(version):
+    with contextlib.closing(open_udp([ip_address("127.0.0.1")], 0)) as underlay:
+        device = MemoryDevice(mtu=65535)
+        engine = Engine(device, underlay, table_of(1, [2]), now=lambda: 0.0)
+        header = 28 if version == 4 else 48
+        fields = {"flags": "DF"} if version == 4 else {}
+        device.inject(udp(version=version, payload=bytes(65535 - header), **fields))
+        engine.pump_outbound()
+        assert counts(engine.outbound) == {"too_big": 1}
+        assert len(device.delivered) == 1  # the sender is told

@@ -176,6 +176,28 @@ def test_a_name_that_was_freed_can_be_taken_again(three):
     assert again.received
 
 
+def test_a_node_whose_lease_is_gone_ends_when_it_hears_of_it(three):
+    overlay, a, b, _ = three
+    overlay.book.release(a.lease)
+    overlay.settle()
+    assert not a.is_running
+    assert "10.0.1.0-24 is gone" in a.failure
+    assert not b.pings(a)
+    assert b.verdicts["outbound"] == {"no_route": 1}
+
+
+def test_a_node_whose_engine_fails_ends_and_says_why(three, monkeypatch):
+    overlay, a, b, _ = three
+
+    def broken(packet: bytes) -> None:
+        raise OSError("the host is on fire")
+
+    monkeypatch.setattr(b.host, "deliver", broken)
+    assert not a.pings(b)
+    assert (b.is_running, b.failure) == (False, "the host is on fire")
+    assert "the host is on fire" in overlay.report()
+
+
 # The underlay
 
 
@@ -228,20 +250,35 @@ def test_a_partition_and_its_end(three):
     assert overlay.pings_all() == 6
 
 
-def test_a_link_changes_in_mid_test_and_what_is_on_its_way_arrives(three):
-    overlay, a, b, _ = three
+def test_a_link_changes_in_mid_test_and_nothing_overtakes_what_is_on_its_way(three):
+    overlay, a, b, c = three
     overlay.impair(delay=5.0)
     sender, receiver = a.open_udp(1), b.open_udp(2)
     sender.send_to(b"slow", receiver)
     overlay.run(1)
     overlay.impair()
-    sender.send_to(b"fast", receiver)
-    overlay.run(1)
-    assert [data for data, _ in receiver.take()] == [b"fast"]
-    assert overlay.underlay.in_flight == 1
+    sender.send_to(b"soon after", receiver)
+    assert overlay.run(a.ping(c)) == 0  # nothing was on its way there
+    assert receiver.take() == []
+    assert overlay.underlay.in_flight == 2
     overlay.settle()
-    assert [data for data, _ in receiver.take()] == [b"slow"]
+    assert [data for data, _ in receiver.take()] == [b"slow", b"soon after"]
     assert overlay.now == pytest.approx(5.0)
+    sender.send_to(b"now", receiver)
+    overlay.settle()
+    assert overlay.now == pytest.approx(5.0)
+    assert overlay.counts(a, b).delivered == 3
+
+
+def test_to_impair_all_links_is_to_impair_all(three):
+    overlay, a, b, c = three
+    overlay.impair(a, b, loss=1.0)
+    assert not a.pings(b)
+    overlay.impair()
+    assert a.pings(b)
+    overlay.impair(a, b, delay="1ms")
+    overlay.impair(delay="2ms")
+    assert overlay.run(a.ping(b)) == overlay.run(a.ping(c)) == pytest.approx(0.004)
 
 
 def test_a_host_behind_a_nat_is_known_by_its_outside_address(three):
@@ -363,6 +400,10 @@ def test_tasks_that_a_test_leaves_behind_are_ended():
         ({"underlay": "ipx"}, "underlay 'ipx' is none of ipv4, ipv6, both"),
         ({"link": "loss=2"}, "loss"),
         ({"network": "10.0.0.0/31"}, "10.0.0.0/31"),
+        ({"lease_seconds": 0}, "longer than 0 s, not 0"),
+        ({"lease_seconds": float("nan")}, "not nan"),
+        ({"mtu": 70_000}, r"MTU of 70000 will not do: it must lie in 626\.\.65535"),
+        ({"mtu": 1300, "ipv6_network": "fd00::/48"}, "must lie in 1330"),
     ],
 )
 def test_nonsense_is_refused(options, message):
@@ -378,6 +419,76 @@ def test_nonsense_about_links_is_refused(three):
         overlay.impair(a, b, LinkSpec(), loss=0.1)
     with pytest.raises(ValueError, match="speed"):
         overlay.impair(speed=3)
+
+
+def test_settling_waits_for_tasks_that_wake_each_other(three):
+    overlay, a, b, _ = three
+    client, server = a.open_udp(1), b.open_udp(2)
+
+    async def nested(depth: int) -> bytes:
+        if depth:
+            return await asyncio.wait_for(nested(depth - 1), 1000)
+        return (await server.receive())[0]
+
+    async def answer() -> None:
+        server.send_to(b"answer to " + await nested(8), client)
+
+    async def story() -> list:
+        task = asyncio.create_task(answer())
+        client.send_to(b"request", server)
+        await overlay.settled()
+        await task
+        return client.take()
+
+    assert [data for data, _ in overlay.run(story())] == [b"answer to request"]
+    assert overlay.now == 0
+
+
+def test_settling_ends_with_a_protocol_that_never_does(three):
+    overlay, a, b, _ = three
+    overlay.impair(delay=1.0)
+    sender, receiver = a.open_udp(1), b.open_udp(2)
+
+    async def chatter() -> None:
+        while True:
+            sender.send_to(b"x", receiver)
+            await asyncio.sleep(0.5)
+
+    task = overlay.loop.create_task(chatter())
+    with pytest.raises(RuntimeError, match=r"after 60 s there is still something on its way\nseed 0"):
+        overlay.settle(60)
+    assert 60 <= overlay.now < 63
+    task.cancel()
+
+
+def test_years_pass():
+    with Overlay(lease_seconds=86_400 * 30) as overlay:
+        a, b = overlay.add_nodes(2)
+        overlay.run(86_400 * 365 * 3)
+        assert a.pings(b)
+        overlay.impair(delay="1ms")
+        assert overlay.run(a.ping(b)) == pytest.approx(0.002, abs=1e-6)
+
+
+async def test_the_tasks_of_a_loop_that_is_not_the_overlays_are_left_alone():
+    task = asyncio.create_task(asyncio.Event().wait())
+    async with Overlay() as overlay:
+        overlay.add_nodes(1)
+    await asyncio.sleep(0)
+    assert not task.done()
+    task.cancel()
+
+
+def test_a_node_pings_more_others_than_its_queue_holds():
+    with Overlay(record=0) as overlay:
+        first, *others = overlay.add_nodes(1100)
+        for node in others:
+            node.host.answers_pings = False
+        overlay.settle()
+        overlay.nodes = [first, *others]
+        sent = overlay.ping_from(first)
+        assert (sent, first.host.refused) == (1099, 0)
+        assert sum(len(node.host.received) for node in others) == 1099
 
 
 # Reports

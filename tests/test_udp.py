@@ -9,6 +9,7 @@ import pytest
 from dataplane.batch import Batch
 from dataplane.kernel import Kernel
 from dataplane.lab import Lab, Namespace, inside
+from dataplane.offload import Offload, Offloads
 from dataplane.underlay.udp import UdpUnderlay, UnderlayError, _Family, open_udp
 from dataplane.verdict import Verdict
 
@@ -108,3 +109,48 @@ def test_sockets_that_only_send_are_deaf():
         assert family.receiver.recv(100) == b"heard"
     assert underlay.drops() == 0
     underlay.close()
+
+
+class FloodedKernel(Kernel):
+    """The IPv4 socket always has one more datagram; the IPv6 socket has three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ipv6 = 3
+
+    def receive(self, receiver, data, at, room, told):
+        if receiver == "ipv6":
+            if not self.ipv6:
+                return -errno.EAGAIN
+            self.ipv6 -= 1
+        data[at] = 4 if receiver == "ipv4" else 6
+        told[:2] = b"\0\0"
+        return 1
+
+
+@pytest.mark.parametrize("limit", [1, 2, 0])
+def test_a_flood_of_one_family_does_not_starve_the_other(limit):
+    kernel = FloodedKernel()
+    families = {
+        4: _Family(ip_address("192.0.2.1"), "ipv4", [None], None),
+        6: _Family(ip_address("::1"), "ipv6", [None], None),
+    }
+    underlay = UdpUnderlay(families, kernel=kernel)
+    batch, origins, found = Batch(8), {}, []
+    for _ in range(8):
+        batch.clear(limit)
+        underlay.receive(batch, origins)
+        assert batch.is_full
+        found += [batch.packet(i)[0] for i in range(batch.count)]
+    assert found.count(6) == 3
+
+
+def test_a_path_that_refuses_everything_does_not_cost_the_others_their_trains():
+    kernel, offloads = RefusingKernel(*[errno.EINVAL] * 3), Offloads()
+    underlay = UdpUnderlay({4: _Family(ip_address("192.0.2.1"), None, [None], None)}, offloads, kernel)
+    batch = Batch(1)
+    batch.put(b"aabb", stride=2)
+    batch.verdict[0] = Verdict.FORWARDED
+    assert underlay.transmit(batch, [("192.0.2.2", 8472)]) == 0
+    assert (batch.verdict[0], underlay.max_segments) == (Verdict.SEND_ERROR, 64)
+    assert offloads.is_on(Offload.UDP_SEGMENT)

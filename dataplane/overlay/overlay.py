@@ -12,12 +12,14 @@ one. Whoever has one makes the overlay inside it and awaits; the overlay then ke
 import asyncio
 import itertools
 import json
+import math
 import random
 from collections.abc import Awaitable, Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from pathlib import Path
 from typing import Any, SupportsBytes, TypeVar
 
+from dataplane.batch import MAX_PACKET_LENGTH
 from dataplane.capture import Recorder
 from dataplane.device.memory import MemoryDevice
 from dataplane.engine import Buffers, Engine
@@ -27,7 +29,7 @@ from dataplane.overlay.virtualtime import VirtualLoop
 from dataplane.underlay.fake import RECORDED, FakeNetwork
 from dataplane.underlay.link import LinkCounts, LinkSpec, link_from_mapping, parse_link
 from dataplane.verdict import by_name
-from encap.overhead import overhead
+from encap.overhead import MINIMUM_IPV4_MTU, MINIMUM_IPV6_MTU, overhead
 from encap.vxlan import HEADER_LENGTH
 from routing import route
 from routing.allocator import Subnets
@@ -61,7 +63,14 @@ class OverlayNode:
         self.host = OverlayHost(overlay.device_mtu, self.device.inject)
         self.underlay = overlay.underlay.attach(overlay.port, *self.addresses)
         nobody_yet = build(overlay.identity_of(self), [])  # the overlay gives it the table that holds, with all others
-        self.engine = Engine(self.device, self.underlay, nobody_yet, buffers=overlay.buffers, now=overlay.loop.time)
+        self.engine = Engine(
+            self.device,
+            self.underlay,
+            nobody_yet,
+            buffers=overlay.buffers,
+            now=overlay.loop.time,
+            failed=self._engine_failed,
+        )
         self.is_running = True
         self.sees_store = True
         self.failure: str | None = None
@@ -190,6 +199,15 @@ class OverlayNode:
             margin = min(3600.0, self.overlay.book.lease_seconds / 2)
             self._renewal = self.overlay.loop.call_at(self.lease.expiration - margin, self._renew)
 
+    def _engine_failed(self, error: Exception) -> None:
+        self.fail(str(error) or repr(error))
+
+    def fail(self, reason: str) -> None:
+        """End by itself, as a real node does that cannot go on."""
+        if self.is_running:
+            self.failure = reason
+            self.stop()
+
     def _renew(self) -> None:
         if not self.sees_store:
             self._renewal = self.overlay.loop.call_later(_RETRY_SECONDS, self._renew)
@@ -197,8 +215,7 @@ class OverlayNode:
         try:
             self.lease = self.overlay.book.renew(self.lease)
         except LeaseLostError as error:
-            self.failure = str(error)
-            self.stop()
+            self.fail(str(error))
             return
         self.plan_renewal()
 
@@ -247,6 +264,13 @@ class Overlay:
         self.buffers = Buffers()
         self._families = _FAMILIES[underlay]
         self._check_sources = check_sources
+        if not (math.isfinite(lease_seconds) and lease_seconds > 0):
+            raise ValueError(f"a lease lasts longer than 0 s, not {lease_seconds}")
+        least = MINIMUM_IPV6_MTU if ipv6_network is not None else MINIMUM_IPV4_MTU
+        header = HEADER_LENGTH if framing == FRAMING_VXLAN else 0
+        lost = max(overhead(header, family) for family in _FAMILIES[underlay])
+        if not least + lost <= mtu <= MAX_PACKET_LENGTH:
+            raise ValueError(f"an underlay's MTU of {mtu} will not do: it must lie in {least + lost}..{MAX_PACKET_LENGTH}")
         config = _config_text(network, ipv6_network, subnet_length, ipv6_subnet_length, framing, vni)
         parse_config(config)  # whatever can be wrong is, before there is a loop to close
         everywhere = _spec(link, {})
@@ -260,8 +284,7 @@ class Overlay:
         )
         self.port = self.book.config.backend.port
         self._vni = self.book.config.backend.vni
-        header = HEADER_LENGTH if framing == FRAMING_VXLAN else 0
-        self.device_mtu = mtu - max(overhead(header, family) for family in self._families)
+        self.device_mtu = mtu - lost
         self._numbers = itertools.count(1)
         self._base: tuple[int, Table] | None = None
         self._refreshing: asyncio.Handle | None = None
@@ -292,9 +315,10 @@ class Overlay:
         for handle in (self._refreshing, self._expiry):
             if handle is not None:
                 handle.cancel()
-        if not (self.loop.is_running() or self.loop.is_closed()):
-            _cancel_tasks(self.loop)
-            if self._owns_loop:
+        if self._owns_loop and not self.loop.is_closed():
+            try:
+                cancel_tasks(self.loop)
+            finally:
                 self.loop.close()
 
     # Nodes and leases
@@ -390,7 +414,10 @@ class Overlay:
         self._watch_expirations()
         for node in self.nodes:
             if node.is_running and node.sees_store:
-                node.engine.table = self.table_for(node)
+                if self.book.holds(node.lease):
+                    node.engine.table = self.table_for(node)
+                else:
+                    node.fail(f"the lease {node.lease.key} is gone from the store, has ended, or is somebody else's")
 
     def _on_change(self) -> None:
         """Once for any number of changes in one turn of the loop."""
@@ -418,7 +445,7 @@ class Overlay:
         """Make links bad: all of them, or those between two nodes, or with ``both=False`` the one direction.
 
         What a link is like is said by `spec`, or by the fields of `LinkSpec`, in its units or as text: ``loss=0.3``,
-        ``delay="20ms"``. It replaces what was said of the link before; ``impair()`` makes it perfect again.
+        ``delay="20ms"``. It replaces what was said of those links before; ``impair()`` makes all of them perfect again.
         Raises ValueError.
         """
         wanted = _spec(spec, fields)
@@ -462,20 +489,45 @@ class Overlay:
             return None
         return self.loop.run_until_complete(_as_coroutine(what))
 
-    def settle(self) -> None:
-        """Let everything arrive that is on its way, and what it gives rise to; from outside of any loop."""
-        self._refuse_inside("await settled()")
-        self.loop.run_until_complete(self.settled())
+    def settle(self, limit: float = 3600.0) -> None:
+        """Let everything arrive that is on its way, and what it gives rise to; from outside of any loop.
 
-    async def settled(self) -> None:
-        """Wait until nothing is on its way any more."""
+        Raises RuntimeError if after `limit` seconds something is still on its way.
+        """
+        self._refuse_inside("await settled()")
+        self.loop.run_until_complete(self.settled(limit))
+
+    async def settled(self, limit: float = 3600.0) -> None:
+        """Wait until nothing is on its way any more, for at most `limit` seconds. Raises RuntimeError after them.
+
+        What waits for a timer, as a protocol that sends once a second, is not waited for.
+        """
         self.require_this_loop()
+        end = self.loop.time() + limit
+        while True:
+            await self._quiet()
+            arrival = self.underlay.next_arrival
+            if arrival is None:
+                return
+            if arrival > end:
+                raise RuntimeError(f"after {limit} s there is still something on its way\n{self.report()}")
+            await asyncio.sleep(max(arrival - self.loop.time(), 0))
+
+    async def _quiet(self) -> None:
+        """Wait until nothing is left to do at this instant: a virtual loop knows; another is given some turns."""
+        if isinstance(self.loop, VirtualLoop):
+            idle: asyncio.Future[None] = self.loop.create_future()
+            self.loop.when_idle(lambda: None if idle.done() else idle.set_result(None))
+            try:
+                await idle
+            finally:
+                self.loop.when_idle(None)
+            return
         quiet = 0
         while quiet < _QUIET_TURNS:
             before = self._activity()
-            arrival = self.underlay.next_arrival
-            await asyncio.sleep(0 if arrival is None else max(arrival - self.loop.time(), 0))
-            quiet = quiet + 1 if self._activity() == before and self.underlay.in_flight == 0 else 0
+            await asyncio.sleep(0)
+            quiet = quiet + 1 if self._activity() == before else 0
 
     def _activity(self) -> int:
         """A number that moves whenever a packet does."""
@@ -497,16 +549,22 @@ class Overlay:
     def pings_all(self) -> int:
         """Let every node ping every other one; returns how many of the pings were answered. From outside of any loop.
 
-        A node's pings are sent at once, and are all answered or lost before the next node's turn.
+        A node's pings are sent five hundred at a time, and are answered or lost before the next ones.
         """
         self._refuse_inside("await ping() for each pair")
         before = sum(node.host.replies for node in self.nodes)
         for node in self.nodes:
-            for other in self.nodes:
-                if other is not node:
-                    node.send_echo(other)
-            self.settle()
+            self.ping_from(node)
         return sum(node.host.replies for node in self.nodes) - before
+
+    def ping_from(self, node: OverlayNode) -> int:
+        """Let `node` ping every other one; returns how many pings that were. From outside of any loop."""
+        others = [other for other in self.nodes if other is not node]
+        for first in range(0, len(others), _PINGS_AT_ONCE):
+            for other in others[first : first + _PINGS_AT_ONCE]:
+                node.send_echo(other)
+            self.settle()
+        return len(others)
 
     def report(self) -> str:
         """What there is to say when a test fails: the seed, and each node's lease and counters."""
@@ -537,10 +595,13 @@ class Overlay:
         return len(self.underlay.crossed)
 
 
-_QUIET_TURNS = 4
-"""Turns of the loop without any packet moving after which none will: a packet waits for the two queues' callbacks."""
+_QUIET_TURNS = 20
+"""Turns of a real loop without any packet moving after which none is expected to. A packet itself waits two turns, for the
+callbacks of the queues; the others are for tasks that wake each other before one of them sends."""
 
 _REPORTED_NODES = 20
+_PINGS_AT_ONCE = 500
+"""Fewer than a device's queue holds."""
 
 
 def _nothing() -> None:
@@ -557,7 +618,7 @@ def _loop_for(loop: asyncio.AbstractEventLoop | None) -> tuple[bool, asyncio.Abs
         return True, VirtualLoop()
 
 
-def _cancel_tasks(loop: asyncio.AbstractEventLoop) -> None:
+def cancel_tasks(loop: asyncio.AbstractEventLoop) -> None:
     """End the tasks that a test left behind, so that none is destroyed while it waits."""
     tasks = asyncio.all_tasks(loop)
     for task in tasks:

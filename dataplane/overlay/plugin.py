@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def overlay(request: pytest.FixtureRequest, tmp_path: Path) -> "Iterator[Overlay]":
     """An overlay network in memory; see the marker of the same name."""
-    from dataplane.overlay import Overlay  # noqa: PLC0415 - only when asked for
+    from dataplane.overlay.overlay import Overlay, cancel_tasks  # noqa: PLC0415 - only when asked for
 
     options = _options(request, "overlay")
     nodes = options.pop("nodes", 0)
@@ -65,6 +65,7 @@ def overlay(request: pytest.FixtureRequest, tmp_path: Path) -> "Iterator[Overlay
         made.add_nodes(nodes)
         yield made
     if loop is not None:
+        cancel_tasks(loop)
         loop.close()
 
 

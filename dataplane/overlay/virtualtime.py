@@ -13,10 +13,13 @@ If every task waits and no timer is set, nothing can ever happen again; that is 
 """
 
 import asyncio
+import math
 import selectors
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
+
+_RESOLUTION = 1e-9
 
 
 class StalledError(RuntimeError):
@@ -43,20 +46,36 @@ class _Selector(selectors.DefaultSelector):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """See the module. `time()` begins at 0."""
 
+    _clock_resolution: float  # asyncio.BaseEventLoop's
+
     def __init__(self) -> None:
         self._moment = 0.0
+        self._idle: Callable[[], None] | None = None
         super().__init__(_Selector(self._move_on))
 
     def time(self) -> float:
         """Seconds since the loop was made, by its own clock."""
         return self._moment
 
+    def when_idle(self, call: Callable[[], None] | None) -> None:
+        """From now on `call` is called, instead of time being moved on, whenever nothing is left to do at this instant.
+
+        It must give the loop something to do. None ends it.
+        """
+        self._idle = call
+
     def _move_on(self, seconds: float | None) -> None:
+        if self._idle is not None:
+            self._idle()
+            return
         if seconds is None:
             raise StalledError(
                 "every task waits and no timer is set, so nothing will ever happen: is something awaited that nobody sends?"
             )
         self._moment += seconds
+        # asyncio takes timers for due that are no later than this ahead; late in a long run the least step of a double is
+        # more than the nanosecond that it begins with, and a timer would never be due.
+        self._clock_resolution = max(_RESOLUTION, 2 * math.ulp(self._moment))
 
     def run_in_executor(self, executor: Executor | None, func: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":  # type: ignore[override] # typeshed makes it generic over the arguments
         """Run `func` now, in this thread: a pool's threads would keep the world's time."""

@@ -105,12 +105,13 @@ class FakeNetwork:
     # Links
 
     def set_link(self, spec: LinkSpec, source: str | None = None, destination: str | None = None) -> None:
-        """What the link from `source` to `destination` is like from now on; without them, what every other link is.
+        """What the link from `source` to `destination` is like from now on; without them, what every link is.
 
         What is on its way arrives as it would have.
         """
         if source is None or destination is None:
             self._default = spec
+            self._specs.clear()
         else:
             self._specs[source, destination] = spec
         for pair, link in self._links.items():
@@ -138,6 +139,7 @@ class FakeNetwork:
 
     def translate(self, host: str, outside: str) -> None:
         """Put `host` behind a NAT: others see it as `outside`, and reach it by that address alone."""
+        self._inside.pop(self._outside.get(host, ""), None)
         self._outside[host], self._inside[outside] = outside, host
 
     def path_mtu(self, source: str, destination: str) -> int:
@@ -174,8 +176,8 @@ class FakeNetwork:
             self.crossed.append(datagram._replace(sent_at=now))
             return
         seen = datagram if not self._outside else datagram._replace(source=self._outside.get(source, source))
-        spec = self._specs.get((source, destination), self._default)
-        if spec is _PERFECT or spec.is_perfect:
+        pair = source, destination
+        if pair not in self._links and self._specs.get(pair, self._default).is_perfect:
             seen = seen._replace(sent_at=now, arrivals=(now,))
             self.crossed.append(seen)
             self._hand_over(seen, destination)

@@ -130,15 +130,18 @@ class UdpUnderlay:
         return frozenset(self._families)
 
     def receive(self, batch: Batch, origins: Mapping[str, int]) -> None:
-        """One recvmsg a run of datagrams, the families in turn."""
+        """One recvmsg a run of datagrams. The family that fills the batch is the last one to be asked next time."""
         if origins is not self._origins:
             self._origins = origins
             self._receivers = [
                 (family.receiver, _Numbers(origins, number), number == 4) for number, family in self._families.items()
             ]
-        for receiver, numbers, is_ipv4 in self._receivers:
+        for turn, (receiver, numbers, is_ipv4) in enumerate(self._receivers):
             # What it stops with is of no interest: nothing left, or an error that concerns a datagram sent before.
             self._kernel.receive_datagrams(receiver, batch, numbers, is_ipv4)
+            if batch.is_full:
+                self._receivers.append(self._receivers.pop(turn))
+                return
 
     def transmit(self, batch: Batch, endpoints: Sequence[Endpoint]) -> int:
         """One sendmsg a train."""
@@ -159,27 +162,29 @@ class UdpUnderlay:
             batch.verdict[index] = self._refused(error)
             return
         senders, to = self._roads[batch.peer[index]]
-        verdict = self._send_singly(senders[batch.flow[index] % len(senders)], batch, index, to)
+        verdict, sent = self._send_singly(senders[batch.flow[index] % len(senders)], batch, index, to)
         batch.verdict[index] = verdict
-        if verdict != Verdict.TOO_BIG:  # older kernels say EINVAL where EMSGSIZE is meant
+        if sent:  # else it is not about runs: a path too small (EINVAL of older kernels), a route that refuses everything
             self.max_segments = 1
             self._offloads.refused(Offload.UDP_SEGMENT, f"{errno.errorcode[error]} on a send")
 
     def transmit_in_fragments(self, batch: Batch, index: int, endpoint: Endpoint) -> None:
         """Through the socket that leaves DF off, or over IPv6 lets the kernel fragment at the source."""
         sender = self._families[4 if len(endpoint) == 2 else 6].fragmenting
-        batch.verdict[index] = self._send_singly(sender, batch, index, sockaddr(endpoint))
+        batch.verdict[index], _ = self._send_singly(sender, batch, index, sockaddr(endpoint))
 
-    def _send_singly(self, sender: socket.socket, batch: Batch, index: int, to: bytes) -> int:
-        """Send a train datagram by datagram; the verdict of the last refusal, or FORWARDED."""
+    def _send_singly(self, sender: socket.socket, batch: Batch, index: int, to: bytes) -> tuple[int, int]:
+        """Send a train datagram by datagram; the verdict of the last refusal, or FORWARDED, and how many were sent."""
         train, size = batch.packet(index), max(batch.stride[index], 1)
-        verdict = _FORWARDED
+        verdict, done = _FORWARDED, 0
         for at in range(0, max(len(train), 1), size):
             length = min(size, len(train) - at)
             sent = self._kernel.send(sender, train, at, length, length, to)
             if sent < 0:
                 verdict = self._refused(-sent)
-        return verdict
+            else:
+                done += 1
+        return verdict, done
 
     def _refused(self, error: int) -> int:
         if error == errno.EMSGSIZE:

@@ -105,6 +105,11 @@ class LeaseBook:
         if ended:
             self._changed()
 
+    def holds(self, lease: Lease) -> bool:
+        """Whether `lease` is valid now, and still its holder's."""
+        current = self._leases.get(lease.key)
+        return current is not None and not _has_ended(current, self._now()) and current.held_by(lease.attributes)
+
     def next_expiration(self) -> float | None:
         """When the first lease ends that is not renewed until then; None if none does."""
         return min((lease.expiration for lease in self._leases.values() if lease.expiration is not None), default=None)
