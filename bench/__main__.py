@@ -8,6 +8,8 @@ import click
 
 from bench.overlay import overlay
 from bench.profile import profile
+from bench.replay.command import replay
+from bench.replay.tracefile import trace
 from bench.soak import soak
 from bench.startup import startup
 from bench.throughput.command import throughput
@@ -38,7 +40,7 @@ def kernels(arguments: tuple[str, ...] = ()) -> None:
         sys.exit(done.returncode)
 
 
-for one in (startup, throughput, profile, soak, overlay):
+for one in (startup, throughput, profile, soak, overlay, replay, trace):
     bench.add_command(one)
 
 if __name__ == "__main__":

@@ -345,6 +345,15 @@ def bench(arguments: tuple[str, ...]) -> None:
     group.main(args=list(arguments), prog_name="pyflannel-dp bench")
 
 
+@cli.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def replay(arguments: tuple[str, ...]) -> None:
+    """Carry the packets of captures through the encapsulation path: how fast, and how correctly."""
+    from bench.replay.command import replay as command  # noqa: PLC0415 - nothing that the node needs
+
+    command.main(args=list(arguments), prog_name="pyflannel-dp replay")
+
+
 @dataclass(frozen=True)
 class _Options:
     """The options of the node as Click hands them over."""

@@ -31,6 +31,7 @@ HOT_MODULES = (
     "dataplane.engine",
     "dataplane.device.tun",
     "dataplane.underlay.udp",
+    "bench.replay.verify",
 )
 
 if os.environ.get("PYFLANNEL_DP_PURE"):

@@ -48,7 +48,7 @@ def test_hot_module_has_a_source_and_c_types(name):
 def test_every_module_with_c_types_is_hot():
     found = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        for folder in ("encap", "routing", "dataplane")
+        for folder in ("encap", "routing", "dataplane", "bench")
         for path in (ROOT / folder).rglob("*.pxd")
         if path.stem != "__init__"
     }

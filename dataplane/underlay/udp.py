@@ -129,6 +129,11 @@ class UdpUnderlay:
         """Those that sockets were opened for."""
         return frozenset(self._families)
 
+    @property
+    def port(self) -> int:
+        """The UDP port that is listened on; that of the first family, if it was left to the kernel."""
+        return int(next(iter(self._families.values())).receiver.getsockname()[1])
+
     def receive(self, batch: Batch, origins: Mapping[str, int]) -> None:
         """One recvmsg a run of datagrams. The family that fills the batch is the last one to be asked next time."""
         if origins is not self._origins:
