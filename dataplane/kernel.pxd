@@ -4,13 +4,19 @@ from dataplane.batch cimport Batch
 from encap cimport fields
 from encap.vnet cimport load_native16
 
-cdef int _FORWARDED
-cdef Py_ssize_t _MAX_LENGTH, _VNET, _ADDRESS
+cdef int _FORWARDED, _IN_RUN
+cdef Py_ssize_t _MAX_LENGTH, _VNET, _ADDRESS, _MAX_GROUP, _MAX_GROUP_LENGTH
+
+cdef Py_ssize_t _segments(Py_ssize_t length, Py_ssize_t stride) except -1
 
 cdef class Kernel:
     cdef readonly int error
     cdef readonly object told
     cdef unsigned char[::1] told_c
+    cdef object _order
+    cdef int[::1] _order_c
+    cdef Py_ssize_t _count, _segments, _length, _peer, _stride
+    cdef bint _is_open
 
     @cython.locals(length=int)
     cpdef int read_packets(self, int fd, Batch batch) except? -9999
@@ -21,8 +27,13 @@ cdef class Kernel:
     @cython.locals(length=int, high=object, source=object)
     cpdef int receive_datagrams(self, object receiver, Batch batch, object origins, bint is_ipv4) except? -9999
 
-    @cython.locals(i=Py_ssize_t, sent=int, senders=object, to=bytes)
-    cpdef Py_ssize_t send_trains(self, Batch batch, Py_ssize_t first, object roads) except -1
+    @cython.locals(refused=Py_ssize_t, lane=Py_ssize_t, i=Py_ssize_t)
+    cpdef Py_ssize_t send_trains(self, Batch batch, object roads, Py_ssize_t lanes, Py_ssize_t max_segments) except -1
+    cdef int _begin(self) except -1
+    cdef bint _joins(self, Batch batch, Py_ssize_t i, Py_ssize_t max_segments) except -1
+    cdef int _join(self, Batch batch, Py_ssize_t i) except -1
+    @cython.locals(senders=object, to=bytes, sender=object, i=Py_ssize_t, k=Py_ssize_t, sent=int)
+    cdef Py_ssize_t _flush(self, Batch batch, object roads, Py_ssize_t lane) except -1
 
     cpdef int read_packet(
         self, int fd, unsigned char[::1] vnet, Py_ssize_t vnet_at, unsigned char[::1] data, Py_ssize_t at, Py_ssize_t room
@@ -36,4 +47,8 @@ cdef class Kernel:
     ) except? -9999
     cpdef int send(
         self, object sender, const unsigned char[::1] data, Py_ssize_t at, Py_ssize_t length, Py_ssize_t stride, bytes to
+    ) except? -9999
+    cpdef int send_group(
+        self, object sender, const unsigned char[::1] data, int[::1] offsets, int[::1] lengths, int[::1] order,
+        Py_ssize_t count, Py_ssize_t stride, bytes to
     ) except? -9999

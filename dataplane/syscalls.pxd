@@ -91,7 +91,40 @@ cdef extern from *:
         do moved = sendmsg(fd, &message, 0); while (moved < 0 && errno == EINTR);
         return pfdp_result(moved);
     }
+    /* Trains in several places as one: count parts, at offsets[order[k]] and of lengths[order[k]] bytes behind data. */
+    static inline int pfdp_send_group(
+        int fd, const unsigned char *data, const int *offsets, const int *lengths, const int *order, size_t count,
+        size_t stride, const void *to, size_t to_length
+    ) {
+        struct iovec parts[64];
+        pfdp_ancillary ancillary;
+        struct msghdr message;
+        const uint16_t size = (uint16_t)stride;
+        ssize_t moved;
+        for (size_t k = 0; k < count; k++) {
+            parts[k].iov_base = (void *)(data + offsets[order[k]]);
+            parts[k].iov_len = lengths[order[k]];
+        }
+        memset(&message, 0, sizeof message);
+        memset(&ancillary, 0, sizeof ancillary);
+        message.msg_name = (void *)to;
+        message.msg_namelen = to_length;
+        message.msg_iov = parts;
+        message.msg_iovlen = count;
+        ancillary.header.cmsg_level = IPPROTO_UDP;
+        ancillary.header.cmsg_type = UDP_SEGMENT;
+        ancillary.header.cmsg_len = CMSG_LEN(sizeof size);
+        memcpy(CMSG_DATA(&ancillary.header), &size, sizeof size);
+        message.msg_control = &ancillary;
+        message.msg_controllen = CMSG_SPACE(sizeof size);
+        do moved = sendmsg(fd, &message, 0); while (moved < 0 && errno == EINTR);
+        return pfdp_result(moved);
+    }
     """
+    int pfdp_send_group(
+        int fd, const unsigned char *data, const int *offsets, const int *lengths, const int *order, size_t count,
+        size_t stride, const void *to, size_t to_length
+    ) noexcept
     int pfdp_readv(int fd, void *head, size_t head_length, void *body, size_t body_length) noexcept
     int pfdp_writev(int fd, const void *head, size_t head_length, const void *body, size_t body_length) noexcept
     int pfdp_receive(int fd, void *data, size_t room, unsigned char *told) noexcept
@@ -104,6 +137,7 @@ from encap.fields cimport require
 cdef enum:
     VNET_LENGTH = 10
     TOLD_LENGTH = 24
+    MAX_GROUP = 64
 
 cdef inline int read_packet(
     int fd, unsigned char[::1] vnet, Py_ssize_t vnet_at, unsigned char[::1] data, Py_ssize_t at, Py_ssize_t room
@@ -134,5 +168,21 @@ cdef inline int send(
         return -EMSGSIZE
     return pfdp_send(
         sender.fileno(), &data[at] if length else NULL, length, stride,
+        <const void *>PyBytes_AS_STRING(to), PyBytes_GET_SIZE(to),
+    )
+
+cdef inline int send_group(
+    object sender, const unsigned char[::1] data, int[::1] offsets, int[::1] lengths, int[::1] order, Py_ssize_t count,
+    Py_ssize_t stride, bytes to
+) except? -9999:
+    cdef Py_ssize_t k
+    if not 0 < count <= MAX_GROUP:
+        raise IndexError("no group of that size")
+    for k in range(count):
+        require(offsets[order[k]], lengths[order[k]], data.shape[0])
+    if not 0 < stride <= 65535:
+        return -EMSGSIZE
+    return pfdp_send_group(
+        sender.fileno(), &data[0], &offsets[0], &lengths[0], &order[0], count, stride,
         <const void *>PyBytes_AS_STRING(to), PyBytes_GET_SIZE(to),
     )

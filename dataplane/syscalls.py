@@ -1,4 +1,4 @@
-"""The four system calls that carry packets.
+"""The system calls that carry packets.
 
 Theory of operation: uncompiled these functions go through ``os`` and ``socket``. The compiled loops of
 ``dataplane.kernel`` take the functions of the same names from ``syscalls.pxd``, which are inline C: no argument is boxed,
@@ -15,6 +15,7 @@ import os
 import socket
 import struct
 import sys
+from typing import TypeAlias
 
 from encap.fields import Octets, WritableOctets
 from routing.table import Endpoint
@@ -25,6 +26,11 @@ TOLD_LENGTH = 24
 8 the source address, 4 or 16 bytes."""
 
 MAX_STRIDE = 65535
+MAX_GROUP = 64
+"""Trains in one call, as many as UDP_SEGMENT takes datagrams."""
+
+Integers: TypeAlias = "memoryview[int]"
+"""32-bit integers, as the columns of a batch are."""
 
 _UDP_SEGMENT = 103
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4)
@@ -85,6 +91,30 @@ def send(sender: socket.socket, data: Octets, at: int, length: int, stride: int,
             return sender.sendto(data[at : at + length], _endpoint(to))
         segments = ((socket.IPPROTO_UDP, _UDP_SEGMENT, stride.to_bytes(2, sys.byteorder)),)
         return sender.sendmsg((data[at : at + length],), segments, 0, _endpoint(to))
+    except OSError as error:
+        return -(error.errno or errno.EIO)
+
+
+def send_group(
+    sender: socket.socket, data: Octets, offsets: Integers, lengths: Integers, order: Integers, count: int, stride: int,
+    to: bytes,
+) -> int:  # fmt: skip
+    """Send the trains order[0] to order[count - 1], at those offsets and of those lengths in `data`, as one.
+
+    Datagrams have `stride` bytes, of which only the last may have fewer. At most MAX_GROUP trains.
+    """
+    if not 0 < count <= MAX_GROUP:
+        raise IndexError("no group of that size")
+    parts = []
+    for k in range(count):
+        at, length = offsets[order[k]], lengths[order[k]]
+        _require(at, length, len(data))
+        parts.append(data[at : at + length])
+    if not 0 < stride <= MAX_STRIDE:
+        return -errno.EMSGSIZE
+    try:
+        segments = ((socket.IPPROTO_UDP, _UDP_SEGMENT, stride.to_bytes(2, sys.byteorder)),)
+        return sender.sendmsg(parts, segments, 0, _endpoint(to))
     except OSError as error:
         return -(error.errno or errno.EIO)
 

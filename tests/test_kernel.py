@@ -4,6 +4,7 @@ import errno
 import os
 import socket
 import sys
+from array import array
 from ipaddress import ip_address
 
 import pytest
@@ -11,7 +12,7 @@ from reference_encap import POISON as POISON_OCTET
 
 from dataplane import syscalls
 from dataplane.batch import HEADROOM, MAX_PACKET_LENGTH, Batch
-from dataplane.kernel import Kernel
+from dataplane.kernel import IN_RUN, Kernel
 from dataplane.syscalls import sockaddr
 from dataplane.verdict import Verdict
 
@@ -35,6 +36,9 @@ class PythonKernel(Kernel):
 
     def send(self, *arguments):
         return syscalls.send(*arguments)
+
+    def send_group(self, *arguments):
+        return syscalls.send_group(*arguments)
 
 
 @pytest.fixture(params=[Kernel, PythonKernel])
@@ -184,22 +188,123 @@ def roads_to(family: int, sender: socket.socket, receiver: socket.socket) -> dic
     return {7: ([sender], sockaddr(endpoint))}
 
 
+def lanes_of(batch: Batch, *lanes: int) -> Batch:
+    for i, lane in enumerate(lanes):
+        batch.flow[i] = lane
+    return batch
+
+
 def test_sends_trains_as_datagrams_and_single_ones(kernel, pair):
     family, sender, receiver = pair
     batch = trains((b"aaabbbcc", 3), (b"single", 6), (b"dropped", 7), (b"", 0))
     batch.verdict[2] = Verdict.TOO_BIG
-    assert kernel.send_trains(batch, 0, roads_to(family, sender, receiver)) == batch.count
-    assert kernel.error == 0
+    assert kernel.send_trains(batch, roads_to(family, sender, receiver), 4, 64) == 0
     assert written(receiver) == [b"aaa", b"bbb", b"cc", b"single", b""]
+    assert list(batch.verdict) == [Verdict.FORWARDED, Verdict.FORWARDED, Verdict.TOO_BIG, Verdict.FORWARDED]
 
 
-def test_a_refused_train_is_told_and_what_follows_can_be_sent(kernel, pair):
+def test_a_refused_train_is_told_and_what_follows_is_sent(kernel, pair):
     family, sender, receiver = pair
     batch = trains((b"x" * 65535, 65535), (b"next", 4))
-    roads = roads_to(family, sender, receiver)
-    assert (kernel.send_trains(batch, 0, roads), kernel.error) == (0, errno.EMSGSIZE)
-    assert kernel.send_trains(batch, 1, roads) == batch.count
+    assert kernel.send_trains(batch, roads_to(family, sender, receiver), 2, 64) == 1
+    assert list(batch.verdict) == [-errno.EMSGSIZE, Verdict.FORWARDED]
     assert written(receiver) == [b"next"]
+
+
+class GroupingKernel(PythonKernel):
+    """Notes what goes in one call."""
+
+    def __init__(self, refusal: int = 0) -> None:
+        super().__init__()
+        self.calls, self.refusal = [], refusal
+
+    def send(self, sender, data, at, length, stride, to):
+        self.calls.append(([bytes(data[at : at + length])], stride))
+        return length
+
+    def send_group(self, sender, data, offsets, lengths, order, count, stride, to):
+        parts = [bytes(data[offsets[i] : offsets[i] + lengths[i]]) for i in order[:count]]
+        self.calls.append((parts, stride))
+        return -self.refusal or sum(map(len, parts))
+
+
+ROADS = {row: (["sender"], b"") for row in range(3)}
+
+
+@pytest.mark.parametrize(
+    ("payloads", "lanes", "peers", "calls"),
+    [
+        ([b"aa", b"bb", b"cc"], (0, 0, 0), (0, 0, 0), [([b"aa", b"bb", b"cc"], 2)]),
+        ([b"aa", b"bb", b"cc", b"dd"], (0, 1, 0, 1), (0,) * 4, [([b"aa", b"cc"], 2), ([b"bb", b"dd"], 2)]),
+        ([b"aa", b"bb", b"cc"], (0, 0, 0), (0, 1, 1), [([b"aa"], 2), ([b"bb", b"cc"], 2)]),
+        ([b"aa", b"b", b"cc"], (0, 0, 0), (0, 0, 0), [([b"aa", b"b"], 2), ([b"cc"], 2)]),  # the shorter one is the last
+        ([b"a", b"bb"], (0, 0), (0, 0), [([b"a"], 1), ([b"bb"], 2)]),
+        ([b"aa", b"", b"bb"], (0, 0, 0), (0, 0, 0), [([b"aa"], 2), ([b""], 0), ([b"bb"], 2)]),
+    ],
+)
+def test_what_follows_in_a_lane_goes_in_one_call(payloads, lanes, peers, calls):
+    kernel = GroupingKernel()
+    batch = lanes_of(trains(*((payload, len(payload)) for payload in payloads)), *lanes)
+    for i, peer in enumerate(peers):
+        batch.peer[i] = peer
+    assert kernel.send_trains(batch, ROADS, 2, 64) == 0
+    assert kernel.calls == calls
+
+
+def test_runs_join_runs_up_to_the_limits():
+    kernel = GroupingKernel()
+    batch = lanes_of(trains((b"aabb", 2), (b"cc", 2), (b"ddeef", 2), (b"gg", 2)), 0, 0, 0, 0)
+    for i in range(4):
+        batch.peer[i] = 0
+    kernel.send_trains(batch, ROADS, 1, 64)
+    assert kernel.calls == [([b"aabb", b"cc", b"ddeef"], 2), ([b"gg"], 2)]
+    kernel.calls.clear()
+    kernel.send_trains(batch, ROADS, 1, 3)
+    assert kernel.calls == [([b"aabb", b"cc"], 2), ([b"ddeef"], 2), ([b"gg"], 2)]
+    kernel.calls.clear()
+    kernel.send_trains(batch, ROADS, 1, 1)  # without UDP_SEGMENT nobody joins
+    assert [parts for parts, _ in kernel.calls] == [[b"aabb"], [b"cc"], [b"ddeef"], [b"gg"]]
+    many = lanes_of(trains(*[(b"x", 1)] * 100), *[0] * 100)
+    for i in range(100):
+        many.peer[i] = 0
+    kernel.calls.clear()
+    kernel.send_trains(many, ROADS, 1, 64)
+    assert [len(parts) for parts, _ in kernel.calls] == [64, 36]
+    long = lanes_of(trains(*[(b"x" * 30_000, 30_000)] * 3), 0, 0, 0)
+    for i in range(3):
+        long.peer[i] = 0
+    kernel.calls.clear()
+    kernel.send_trains(long, ROADS, 1, 64)
+    assert [len(parts) for parts, _ in kernel.calls] == [2, 1]
+
+
+def test_a_refused_group_is_told_for_each_of_its_trains():
+    kernel = GroupingKernel(errno.EIO)
+    batch = lanes_of(trains((b"aa", 2), (b"x", 1), (b"bb", 2)), 0, 1, 0)
+    for i in range(3):
+        batch.peer[i] = 0
+    assert kernel.send_trains(batch, ROADS, 2, 64) == 2
+    assert list(batch.verdict) == [-errno.EIO - IN_RUN, Verdict.FORWARDED, -errno.EIO - IN_RUN]
+
+
+def test_a_group_arrives_as_its_datagrams_in_order(kernel, pair):
+    family, sender, receiver = pair
+    batch = trains(*((bytes([i]) * 50, 50) for i in range(40)), (b"shorter", 7))
+    for i in range(41):
+        batch.flow[i] = 3
+    assert kernel.send_trains(batch, roads_to(family, sender, receiver), 8, 64) == 0
+    assert written(receiver) == [*(bytes([i]) * 50 for i in range(40)), b"shorter"]
+
+
+@pytest.mark.parametrize(
+    ("offsets", "lengths", "order", "count"),
+    [([0], [10], [0], 0), ([0], [10], [0], 65), ([5], [6], [0], 1), ([-1], [3], [0], 1), ([0, 5], [5, 6], [0, 1], 2)],
+)
+def test_a_group_beyond_its_buffer_raises(kernel, pair, offsets, lengths, order, count):
+    _, sender, receiver = pair
+    columns = [memoryview(array("i", (column + [0] * 64)[:64])) for column in (offsets, lengths, order)]
+    with pytest.raises(IndexError):
+        kernel.send_group(sender, bytearray(10), *columns, count, 5, sockaddr(receiver.getsockname()))
 
 
 class Origins(dict):

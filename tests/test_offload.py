@@ -45,6 +45,9 @@ class RefusingKernel(Kernel):
         self.singles.append(bytes(data[at : at + length]))
         return length
 
+    def send_group(self, sender, data, offsets, lengths, order, count, stride, to):
+        return -self.refusals[0]
+
     def write_packet(self, fd, vnet_headers, vnet_at, data, at, length):
         if vnet_headers[vnet_at + 1]:
             return -errno.EINVAL

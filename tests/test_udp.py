@@ -27,6 +27,12 @@ class RefusingKernel(Kernel):
         self.sent.append((bytes(data[at : at + length]), sender))
         return length
 
+    def send_group(self, sender, data, offsets, lengths, order, count, stride, to):
+        if self.refusals:
+            return -self.refusals.pop(0)
+        self.sent += [(bytes(data[offsets[i] : offsets[i] + lengths[i]]), sender) for i in order[:count]]
+        return sum(lengths[i] for i in order[:count])
+
 
 @pytest.mark.parametrize(
     ("number", "verdict"),

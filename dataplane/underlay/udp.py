@@ -26,7 +26,7 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import Any
 
 from dataplane.batch import Batch
-from dataplane.kernel import Kernel, Road
+from dataplane.kernel import IN_RUN, Kernel, Road
 from dataplane.offload import Offload, Offloads
 from dataplane.outbound import MAX_SEGMENTS
 from dataplane.syscalls import sockaddr
@@ -149,27 +149,32 @@ class UdpUnderlay:
                 return
 
     def transmit(self, batch: Batch, endpoints: Sequence[Endpoint]) -> int:
-        """One sendmsg a train."""
+        """One sendmsg a train, or for several of a lane."""
         if endpoints is not self._endpoints:
             self._endpoints = endpoints
             self._roads = _Roads(endpoints, {number: family.senders for number, family in self._families.items()})
-        kernel, roads = self._kernel, self._roads
-        refused = kernel.send_trains(batch, 0, roads)
-        while refused < batch.count:
-            self._settle(batch, refused, kernel.error)
-            refused = kernel.send_trains(batch, refused + 1, roads)
+        if self._kernel.send_trains(batch, self._roads, self.lanes, self.max_segments):
+            for index in range(batch.count):
+                if batch.verdict[index] < 0:
+                    self._settle(batch, index)
         return batch.count_of(_FORWARDED)
 
-    def _settle(self, batch: Batch, index: int, error: int) -> None:
-        """Give a train that was refused its verdict; a run of datagrams is tried once more, one by one."""
-        is_run = batch.stride[index] != batch.length[index]
-        if not (is_run and error in _REFUSES_SEGMENTS):
+    def _settle(self, batch: Batch, index: int) -> None:
+        """Give a train that was refused its verdict; what may be about the run that it went in is tried singly.
+
+        That is so where the kernel refuses runs, and for a datagram that went with longer ones, too long for the path.
+        """
+        in_run, error = divmod(-batch.verdict[index], IN_RUN)
+        is_single = batch.stride[index] >= batch.length[index]
+        if not in_run or not (error in _REFUSES_SEGMENTS or (error == errno.EMSGSIZE and is_single)):
             batch.verdict[index] = self._refused(error)
             return
         senders, to = self._roads[batch.peer[index]]
         verdict, sent = self._send_singly(senders[batch.flow[index] % len(senders)], batch, index, to)
         batch.verdict[index] = verdict
-        if sent:  # else it is not about runs: a path too small (EINVAL of older kernels), a route that refuses everything
+        if (
+            sent and error in _REFUSES_SEGMENTS
+        ):  # else it is not about runs: a path too small (EINVAL of older kernels), a route that refuses everything
             self.max_segments = 1
             self._offloads.refused(Offload.UDP_SEGMENT, f"{errno.errorcode[error]} on a send")
 
