@@ -11,13 +11,22 @@ missing somewhere is seldom what one needs to be told.
 Blocks are collected, and written when there are enough of them or when `flush` is called, which the node does every
 second. The file ends with a whole block whatever happens: at its limit, and when the disk is full, recording ends with one
 warning, and what was written in part is cut off again. Packets are carried on as if nothing had been.
+
+Recording happens between packets, so it may never wait. A pipe is written without blocking: a reader that falls behind by
+more than the pipe holds ends the recording, as a full disk does.
+
+The path may lie in a folder where others can put things, and we may be root. What lies there already is looked at when it
+is open and before it is changed: it must be ours, no symbolic link, and have no other name.
 """
 
 import contextlib
+import errno
+import fcntl
 import functools
 import io
 import logging
 import os
+import stat
 import struct
 import time
 from collections.abc import Callable, Mapping
@@ -41,6 +50,10 @@ LARGEST_PAYLOAD = 65535 - IPV4_HEADER_LENGTH - UDP_HEADER_LENGTH
 """What a UDP datagram can hold, over IPv4; over IPv6 it would be twenty bytes more."""
 
 _BUFFER_BYTES = 1 << 18
+_BUFFERS_IN_PIPE = 4
+_PIPE_BYTES = _BUFFERS_IN_PIPE * _BUFFER_BYTES
+"""As much as Linux lets anybody have (fs.pipe-max-size)."""
+
 _TTL = 64
 _IPV4 = struct.Struct("!BBHHHBBH4s4s")
 _IPV6 = struct.Struct("!IHBB16s16s")
@@ -51,7 +64,7 @@ class Recorder:
     """Records packets in `file`, which is written from where it stands, and closed by `close`.
 
     `now_ns` is a wall clock in nanoseconds since 1970. `underlay` and `description` name the interface of the datagrams.
-    After `limit` bytes recording ends.
+    After `limit` bytes recording ends. `buffer` is how many bytes are collected at most before they are written.
     """
 
     def __init__(
@@ -60,6 +73,7 @@ class Recorder:
         *,
         now_ns: Callable[[], int] = time.time_ns,
         limit: int = LIMIT_BYTES,
+        buffer: int = _BUFFER_BYTES,
         name: str = "the capture file",
         underlay: str = "underlay",
         description: str = "UDP payloads, their outer headers made again",
@@ -68,11 +82,13 @@ class Recorder:
         self.packets = 0
         """How many were recorded."""
         self.written = 0
-        """How many bytes are in the file."""
+        """How many bytes of it are in the file."""
         self.stopped = ""
         """Why recording has ended; empty while it goes on."""
         self._file = file
+        self._start = _position(file)
         self._limit = limit
+        self._buffer_bytes = buffer
         self._name = name
         self._underlay = underlay
         self._description = description
@@ -130,7 +146,7 @@ class Recorder:
             self._stop(f"it has reached its limit of {self._limit} bytes")
             return
         self.packets += 1
-        if self._buffer.tell() >= _BUFFER_BYTES:
+        if self._buffer.tell() >= self._buffer_bytes:
             self.flush()
 
     def flush(self) -> None:
@@ -150,12 +166,12 @@ class Recorder:
             self._stop("it was removed")
 
     def _write(self, blocks: bytes) -> None:
-        """All of `blocks`: a file without a buffer may take less than it is given."""
+        """All of `blocks`: a file without a buffer may take less than it is given, and a pipe that is full nothing."""
         rest = memoryview(blocks)
         while rest:
             taken = self._file.write(rest)
             if not taken:
-                raise BlockingIOError("it takes nothing more")
+                raise BlockingIOError("it takes nothing more; a pipe does so while its reader does not keep up")
             rest = rest[taken:]
         self._file.flush()
 
@@ -171,7 +187,7 @@ class Recorder:
         self.stopped = reason
         log.warning("%s: nothing more is recorded: %s", self._name, reason)
         with contextlib.suppress(OSError, ValueError):  # a pipe cannot be cut
-            self._file.truncate(self.written)
+            self._file.truncate(self._start + self.written)
         self._close_file()
 
     def _close_file(self) -> None:
@@ -192,14 +208,72 @@ class Recorder:
 
 
 def open_recorder(path: Path, *, now_ns: Callable[[], int] = time.time_ns, underlay: str = "underlay") -> Recorder:
-    """A recorder on the file `path`, which is made, or emptied if it exists. Raises OSError.
+    """A recorder on the file `path`, which is made, or emptied if it exists. Raises OSError, also for what is not ours.
 
     A named pipe must have a reader, otherwise opening it would wait for one. Packets are other people's business, so
     nobody else may read the file.
     """
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
-    os.set_blocking(fd, True)
-    return Recorder(open(fd, "wb", buffering=0), now_ns=now_ns, name=str(path), underlay=underlay)
+    flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    buffer = _BUFFER_BYTES
+    with contextlib.ExitStack() as undo:
+        try:
+            fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+            undo.callback(os.close, fd)
+        except FileExistsError:
+            fd = _open_existing(path, flags)
+            undo.callback(os.close, fd)
+            kind = _require_ours(path, fd)
+            if kind == stat.S_IFREG:
+                os.fchmod(fd, 0o600)
+                os.ftruncate(fd, 0)
+            elif kind == stat.S_IFIFO:
+                buffer = _enlarge(fd) // _BUFFERS_IN_PIPE
+        undo.pop_all()
+    return Recorder(open(fd, "wb", buffering=0), now_ns=now_ns, buffer=buffer, name=str(path), underlay=underlay)
+
+
+def _open_existing(path: Path, flags: int) -> int:
+    try:
+        return os.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP and path.is_symlink():
+            raise _refusal(path, errno.ELOOP, "it is a symbolic link; name the file itself") from error
+        raise
+
+
+def _require_ours(path: Path, fd: int) -> int:
+    """What kind of file `fd` is. Raises OSError for one that somebody else has put there, or has another name for."""
+    found = os.fstat(fd)
+    kind = stat.S_IFMT(found.st_mode)
+    if kind == stat.S_IFCHR:  # /dev/null is for everybody
+        return kind
+    if kind not in {stat.S_IFREG, stat.S_IFIFO}:
+        raise _refusal(path, errno.EINVAL, "it is neither a file nor a named pipe")
+    if found.st_uid != os.geteuid():
+        reason = f"it belongs to user {found.st_uid}, and we are user {os.geteuid()}; remove it, or choose another name"
+        raise _refusal(path, errno.EPERM, reason)
+    if found.st_nlink > 1:
+        raise _refusal(path, errno.EPERM, "it has another name, too (a hard link); remove it, or choose another name")
+    return kind
+
+
+def _enlarge(pipe: int) -> int:
+    """Make a pipe hold more, if this user's pipes do not hold too much already; returns what it holds then."""
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    return fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
+
+
+def _refusal(path: Path, number: int, reason: str) -> OSError:
+    return OSError(number, reason, str(path))
+
+
+def _position(file: BinaryIO | io.RawIOBase) -> int:
+    """Where `file` stands; 0 for a pipe, which cannot tell."""
+    try:
+        return file.tell()
+    except (OSError, ValueError):
+        return 0
 
 
 def outer_packet(source: str, source_port: int, destination: str, destination_port: int, payload: Octets) -> bytes:

@@ -1,6 +1,9 @@
 """One readable line a header, for people who watch a packet.
 
 Reads what is there and says so; what it does not know it calls payload. It judges nothing: that is the dataplane's work.
+
+Anybody may send VXLAN in VXLAN in VXLAN. `MAX_TUNNELS` of them are looked into, and what the innermost of those carries is
+payload, so a stranger decides neither how deep we go nor how long a line gets.
 """
 
 from ipaddress import IPv4Address, IPv6Address
@@ -23,6 +26,9 @@ from encap.fields import (
     load32,
 )
 
+MAX_TUNNELS = 2
+"""The overlay's own, and one that somebody runs inside it."""
+
 _PROTOCOLS = {1: "ICMP", 6: "TCP", 17: "UDP", 58: "ICMPv6"}
 _ICMP_TYPES = {8: "echo request", 0: "echo reply", 3: "unreachable", 11: "time exceeded"}
 _ICMPV6_TYPES = {128: "echo request", 129: "echo reply", 1: "unreachable", 2: "too big", 3: "time exceeded"}
@@ -36,19 +42,28 @@ def one_line(lines: list[str]) -> str:
 
 def describe_payload(payload: bytes, *, is_vxlan: bool) -> list[str]:
     """The headers in a datagram of the overlay: VXLAN, or in the ip framing a packet."""
-    return _describe_vxlan(payload, vxlan.DEFAULT_PORT) if is_vxlan else describe_packet(payload)
+    return _vxlan(payload, vxlan.DEFAULT_PORT, MAX_TUNNELS) if is_vxlan else describe_packet(payload)
 
 
 def describe_frame(frame: bytes, vxlan_port: int = vxlan.DEFAULT_PORT) -> list[str]:
     """The headers of an Ethernet frame, outermost first; VXLAN is looked into on UDP `vxlan_port`."""
-    if len(frame) < ETHERNET_HEADER_LENGTH:
-        return [f"{len(frame)} bytes, too short for Ethernet"]
-    line = f"Ethernet  {frame[6:12].hex(':')} → {frame[0:6].hex(':')}, type 0x{load16(frame, ETHERNET_TYPE):04x}"
-    return [line, *describe_packet(frame[ETHERNET_HEADER_LENGTH:], vxlan_port)]
+    return _frame(frame, vxlan_port, MAX_TUNNELS)
 
 
 def describe_packet(packet: bytes, vxlan_port: int = vxlan.DEFAULT_PORT) -> list[str]:
     """The headers of an IP packet, as `describe_frame`."""
+    return _packet(packet, vxlan_port, MAX_TUNNELS)
+
+
+def _frame(frame: bytes, vxlan_port: int, tunnels: int) -> list[str]:
+    """`tunnels` is how many may still be looked into, here as in all that follows."""
+    if len(frame) < ETHERNET_HEADER_LENGTH:
+        return [f"{len(frame)} bytes, too short for Ethernet"]
+    line = f"Ethernet  {frame[6:12].hex(':')} → {frame[0:6].hex(':')}, type 0x{load16(frame, ETHERNET_TYPE):04x}"
+    return [line, *_packet(frame[ETHERNET_HEADER_LENGTH:], vxlan_port, tunnels)]
+
+
+def _packet(packet: bytes, vxlan_port: int, tunnels: int) -> list[str]:
     version = packet[0] >> 4 if packet else 0
     if version == 4 and len(packet) >= IPV4_HEADER_LENGTH:
         source, destination = IPv4Address(packet[12:16]), IPv4Address(packet[16:20])
@@ -61,15 +76,15 @@ def describe_packet(packet: bytes, vxlan_port: int = vxlan.DEFAULT_PORT) -> list
             f"hop limit {packet[IPV6_HOP_LIMIT]}, {len(packet)} bytes"
         )
     else:
-        return [f"payload   {len(packet)} bytes"]
-    return [line, *_describe_transport(protocol, rest, vxlan_port)]
+        return [_payload(packet)]
+    return [line, *_transport(protocol, rest, vxlan_port, tunnels)]
 
 
-def _describe_transport(protocol: int, data: bytes, vxlan_port: int) -> list[str]:
+def _transport(protocol: int, data: bytes, vxlan_port: int, tunnels: int) -> list[str]:
     if protocol == 17 and len(data) >= UDP_HEADER_LENGTH:
         line = f"UDP       {load16(data, 0)} → {load16(data, 2)}, checksum 0x{load16(data, 6):04x}"
         inner = data[UDP_HEADER_LENGTH:]
-        return [line, *_describe_vxlan(inner, vxlan_port)] if load16(data, 2) == vxlan_port else [line]
+        return [line, *_vxlan(inner, vxlan_port, tunnels)] if load16(data, 2) == vxlan_port else [line]
     if protocol == 6 and len(data) >= TCP_HEADER_LENGTH:
         flags = " ".join(name for bit, name in enumerate(_TCP_FLAGS) if data[TCP_FLAGS] >> bit & 1) or "none"
         length = max(len(data) - (data[TCP_DATA_OFFSET] >> 4) * 4, 0)
@@ -82,8 +97,12 @@ def _describe_transport(protocol: int, data: bytes, vxlan_port: int) -> list[str
     return [f"{_PROTOCOLS.get(protocol, f'protocol {protocol}'):9s} {len(data)} bytes"]
 
 
-def _describe_vxlan(data: bytes, vxlan_port: int) -> list[str]:
-    if len(data) < vxlan.VXLAN_HEADER_LENGTH:
-        return [f"payload   {len(data)} bytes"]
+def _vxlan(data: bytes, vxlan_port: int, tunnels: int) -> list[str]:
+    if not tunnels or len(data) < vxlan.VXLAN_HEADER_LENGTH:
+        return [_payload(data)]
     line = f"VXLAN     flags 0x{data[0]:02x}, VNI {load32(data, 4) >> 8}"
-    return [line, *describe_frame(data[vxlan.VXLAN_HEADER_LENGTH :], vxlan_port)]
+    return [line, *_frame(data[vxlan.VXLAN_HEADER_LENGTH :], vxlan_port, tunnels - 1)]
+
+
+def _payload(data: bytes) -> str:
+    return f"payload   {len(data)} bytes"

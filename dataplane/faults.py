@@ -11,7 +11,9 @@ from the wrapped part while something that is due waits for room in a batch, so 
 does. While the link is perfect and nothing waits, the wrapped part fills the caller's batch itself.
 
 A datagram that waits is kept with its sender's address, not its number: numbers are the table's, and the table may have
-changed when it arrives. The sender of a stranger's datagram is not known any more; it stays a stranger's.
+changed when it arrives. The address comes from origins of our own (``dataplane.tap``), since one number may stand for two
+addresses, and which of them it was tells how long the outer header is. A stranger's is known, too, and when its datagram
+arrives it may be none any more; only beyond `MAX_STRANGERS` a sender is not known, and stays a stranger.
 
 A device's packets cross as they are, so a superpacket is one datagram that is lost or delayed as a whole, and larger than
 any MTU; to impair packets one by one, leave the device's offloads off.
@@ -29,9 +31,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from dataplane.batch import Batch
 from dataplane.device import Device
+from dataplane.tap import Senders, is_run, pieces
 from dataplane.underlay import Underlay
 from dataplane.underlay.link import Link, LinkSpec, describe_link
-from encap.ip import stated_length
 from encap.overhead import overhead
 from routing.table import UNKNOWN_VTEP, Endpoint
 
@@ -243,9 +245,7 @@ class FaultyUnderlay(_Faulty[Underlay, tuple[str | None, int]]):
     ) -> None:
         super().__init__(inner, spec, rng, now, call_at, limit=limit)
         self._header_length = header_length
-        self._origins: Mapping[str, int] = {}
-        self._hosts: dict[int, str] = {}
-        """By VTEP number, as `_origins` has them."""
+        self._senders = Senders({})
 
     @property
     def families(self) -> frozenset[int]:
@@ -278,13 +278,13 @@ class FaultyUnderlay(_Faulty[Underlay, tuple[str | None, int]]):
 
     def _take(self, now: float, origins: Mapping[str, int]) -> bool:
         """Let what the wrapped underlay has enter the link."""
-        if origins is not self._origins:
-            self._origins, self._hosts = origins, {number: host for host, number in origins.items()}
+        if origins is not self._senders.origins:
+            self._senders = Senders(origins)
         scratch = self._scratch
         scratch.clear()
-        self._inner.receive(scratch, origins)
+        self._inner.receive(scratch, self._senders)
         for i in range(scratch.count):
-            host = self._hosts.get(scratch.peer[i])
+            host, _ = self._senders.resolve(scratch.peer[i])
             overhead_length = overhead(0, self._family_of(host))
             for payload, stride in self._datagrams(scratch, i):
                 self._passage.enter(now, bytes(payload), overhead_length, (host, stride))
@@ -295,18 +295,14 @@ class FaultyUnderlay(_Faulty[Underlay, tuple[str | None, int]]):
         run, stride = batch.packet(index), batch.stride[index]
         if not 0 < stride < len(run):
             yield run, 0
-        elif not self._is_believed(run, stride):
-            yield run, stride
+        elif self._header_length is None or is_run(run, stride, self._header_length):
+            for piece in pieces(run, stride):
+                yield piece, 0
         else:
-            for at in range(0, len(run), stride):
-                yield run[at : at + stride], 0
-
-    def _is_believed(self, run: memoryview, stride: int) -> bool:
-        tunnel = self._header_length
-        return tunnel is None or (len(run) >= tunnel and stated_length(run, tunnel, len(run) - tunnel) == stride - tunnel)
+            yield run, stride
 
     def _family_of(self, host: str | None) -> int:
-        """A stranger's is not known: IPv4, if there is any."""
+        """That of a host that is not known is IPv4, if there is any."""
         if host is None:
             return min(self._inner.families)
         return 6 if ":" in host else 4

@@ -5,14 +5,18 @@ seen when the inner part has put it into the batch, before the engine touches it
 when its verdict says whether it went. Nobody pays for a tap that is not there: the node puts one around what it opened
 only if the operator asks for it.
 
+Strangers send what is seen, so nothing that goes wrong while it is put into words or into a file may harm the traffic: what
+raises is counted as `unseen`, and told once.
+
 An underlay moves runs of datagrams, a tap shows datagrams: a train is taken apart by its stride, and what was received as
-``dataplane.inbound.unpack`` does it, which believes a stride only if the inner lengths agree with it.
+``dataplane.inbound.unpack`` does it, which believes a stride only if the inner length agrees with it (`is_run`).
 
 A batch tells the number of a datagram's sender, not its address, and of a stranger not even that. So the tap hands the
-inner underlay a table of origins of its own (`_Senders`), which numbers every host that is asked for, and puts the
+inner underlay a table of origins of its own (`Senders`), which numbers every host that is asked for, and puts the
 engine's numbers back into the batch. Of a sender's port nothing is known.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,6 +28,8 @@ from dataplane.verdict import MEANING, Verdict
 from encap.ip import stated_length
 from routing.table import UNKNOWN_VTEP, Endpoint
 
+log = logging.getLogger(__name__)
+
 MAX_STRANGERS = 4096
 """How many hosts that no lease names are told apart; any number of them may send."""
 
@@ -33,15 +39,35 @@ UdpEnd = tuple[str, int]
 """A host, in the text form of ``ipaddress``, and a UDP port."""
 
 
-class DeviceTap(ABC):
+class _Tap:
+    """What both taps do about a packet that could not be shown."""
+
+    def __init__(self) -> None:
+        self.unseen = 0
+        """How many entries of a batch were to be seen, and something went wrong."""
+
+    def _miss(self, error: Exception) -> None:
+        self.unseen += 1
+        if self.unseen == 1:
+            log.warning("%s cannot show a packet, which is carried on: %r; this is told once", type(self).__name__, error)
+
+
+class DeviceTap(_Tap, ABC):
     """A `Device` whose packets are seen by `_see`."""
 
     def __init__(self, inner: Device) -> None:
+        super().__init__()
         self._inner = inner
 
     @abstractmethod
     def _see(self, batch: Batch, index: int, *, outbound: bool, remark: str) -> None:
         """Packet `index` of `batch` passed; `remark` says what is special about that, and may be empty."""
+
+    def _look(self, batch: Batch, index: int, *, outbound: bool, remark: str) -> None:
+        try:
+            self._see(batch, index, outbound=outbound, remark=remark)
+        except Exception as error:  # whatever it is, the packet goes on
+            self._miss(error)
 
     @property
     def name(self) -> str:
@@ -58,14 +84,14 @@ class DeviceTap(ABC):
         first = batch.count
         self._inner.receive(batch)
         for i in range(first, batch.count):
-            self._see(batch, i, outbound=True, remark="")
+            self._look(batch, i, outbound=True, remark="")
 
     def transmit(self, batch: Batch) -> None:
         """The inner device's; seen is what was to be delivered, with its verdict if it was not."""
         going = [i for i in batch.indices(Verdict.FORWARDED) if batch.head[i] == i]
         self._inner.transmit(batch)
         for i in going:
-            self._see(batch, i, outbound=False, remark=_refusal(batch.verdict[i], "not delivered"))
+            self._look(batch, i, outbound=False, remark=_refusal(batch.verdict[i], "not delivered"))
 
     def watch(self, ready: Callable[[], None]) -> None:
         """The inner device's."""
@@ -80,7 +106,7 @@ class DeviceTap(ABC):
         self._inner.close()
 
 
-class UnderlayTap(ABC):
+class UnderlayTap(_Tap, ABC):
     """An `Underlay` whose datagrams are seen by `_see`.
 
     `hosts` are our own addresses by family, `port` is where we receive; `header_length` is that of the tunnel header, 0 in
@@ -88,11 +114,12 @@ class UnderlayTap(ABC):
     """
 
     def __init__(self, inner: Underlay, *, hosts: Mapping[int, str], port: int, header_length: int) -> None:
+        super().__init__()
         self._inner = inner
         self._hosts = dict(hosts)
         self._port = port
         self._header_length = header_length
-        self._senders = _Senders({})
+        self._senders = Senders({})
         self._ports: Mapping[str, Sequence[int]] = inner.report()["source_ports"]
 
     @abstractmethod
@@ -116,44 +143,51 @@ class UnderlayTap(ABC):
 
     def receive(self, batch: Batch, origins: Mapping[str, int]) -> None:
         """The inner underlay's; seen as it comes."""
-        if origins is not self._senders.origins:
-            self._senders = _Senders(origins)
+        senders = self._senders
+        if origins is not senders.origins:
+            senders = self._senders = Senders(origins)
         first = batch.count
-        self._inner.receive(batch, self._senders)
+        self._inner.receive(batch, senders)
         for i in range(first, batch.count):
-            host, batch.peer[i] = self._senders.resolve(batch.peer[i])
-            remark = "from a host that is in no lease" if batch.peer[i] == UNKNOWN_VTEP else ""
-            self._see_received(batch, i, host, remark)
+            host, batch.peer[i] = senders.resolve(batch.peer[i])
+            self._look_received(batch, i, host)
 
-    def _see_received(self, batch: Batch, index: int, host: str | None, remark: str) -> None:
-        family = _family(host) if host else min(self._hosts, default=4)
-        source = (host or _unspecified(family), UNKNOWN_PORT)
-        destination = (self._hosts.get(family, _unspecified(family)), self._port)
-        for payload in _received(batch, index, self._header_length):
-            self._see(source, destination, payload, outbound=False, remark=remark)
+    def _look_received(self, batch: Batch, index: int, host: str | None) -> None:
+        try:
+            family = _family(host) if host else min(self._hosts, default=4)
+            source = (host or _unspecified(family), UNKNOWN_PORT)
+            destination = (self._hosts.get(family, _unspecified(family)), self._port)
+            remark = "" if host and self._senders.is_leased(host) else "from a host that is in no lease"
+            run, stride = batch.packet(index), batch.stride[index]
+            for payload in pieces(run, stride) if is_run(run, stride, self._header_length) else (run,):
+                self._see(source, destination, payload, outbound=False, remark=remark)
+        except Exception as error:  # whatever it is, the datagrams go on
+            self._miss(error)
 
     def transmit(self, batch: Batch, endpoints: Sequence[Endpoint]) -> int:
         """The inner underlay's; seen is what was to be sent, with its verdict if it was not."""
         going = batch.indices(Verdict.FORWARDED)
         sent = self._inner.transmit(batch, endpoints)
         for i in going:
-            endpoint = endpoints[batch.peer[i]]
-            ports = self._ports.get(f"ipv{_family(endpoint[0])}", ())
-            port = ports[batch.flow[i] % len(ports)] if ports else UNKNOWN_PORT
-            self._see_sent(batch, i, endpoint, port, _refusal(batch.verdict[i], "not sent"))
+            self._look_sent(batch, i, endpoints[batch.peer[i]], _refusal(batch.verdict[i], "not sent"))
         return sent
 
     def transmit_in_fragments(self, batch: Batch, index: int, endpoint: Endpoint) -> None:
         """The inner underlay's; seen are the datagrams, not their fragments."""
         self._inner.transmit_in_fragments(batch, index, endpoint)
         remark = _refusal(batch.verdict[index], "not sent") or "sent in fragments where the path asks for it"
-        self._see_sent(batch, index, endpoint, UNKNOWN_PORT, remark)
+        self._look_sent(batch, index, endpoint, remark, in_fragments=True)
 
-    def _see_sent(self, batch: Batch, index: int, endpoint: Endpoint, port: int, remark: str) -> None:
-        family = _family(endpoint[0])
-        source = (self._hosts.get(family, _unspecified(family)), port)
-        for payload in _pieces(batch.packet(index), batch.stride[index]):
-            self._see(source, (endpoint[0], endpoint[1]), payload, outbound=True, remark=remark)
+    def _look_sent(self, batch: Batch, index: int, endpoint: Endpoint, remark: str, *, in_fragments: bool = False) -> None:
+        try:
+            family = _family(endpoint[0])
+            ports = () if in_fragments else self._ports.get(f"ipv{family}", ())
+            port = ports[batch.flow[index] % len(ports)] if ports else UNKNOWN_PORT
+            source = (self._hosts.get(family, _unspecified(family)), port)
+            for payload in pieces(batch.packet(index), batch.stride[index]):
+                self._see(source, (endpoint[0], endpoint[1]), payload, outbound=True, remark=remark)
+        except Exception as error:  # as above
+            self._miss(error)
 
     def path_mtu(self, endpoint: Endpoint) -> int:
         """The inner underlay's."""
@@ -176,14 +210,16 @@ class UnderlayTap(ABC):
         self._inner.close()
 
 
-class _Senders(Mapping[str, int]):
+class Senders(Mapping[str, int]):
     """Origins for an inner underlay: a number of our own for every host that it asks for, known or not.
 
-    The numbers of `origins` would not do: one of a VTEP with two addresses names both.
+    The numbers of `origins` would not do: one of a VTEP with two addresses names both. `origins` may be the `Senders` of a
+    wrapper further out, whose numbers say nothing about leases.
     """
 
     def __init__(self, origins: Mapping[str, int]) -> None:
         self.origins = origins
+        self._leased: Mapping[str, int] = origins._leased if isinstance(origins, Senders) else origins
         self._numbers: dict[str, int] = {}
         self._found: list[tuple[str, int]] = []
         self._strangers = 0
@@ -192,16 +228,19 @@ class _Senders(Mapping[str, int]):
         """The host that was given `number`, if any was, and the number that it has in `origins`."""
         return self._found[number] if 0 <= number < len(self._found) else (None, UNKNOWN_VTEP)
 
+    def is_leased(self, host: str) -> bool:
+        """Whether the engine's table has it."""
+        return host in self._leased
+
     def __getitem__(self, host: str) -> int:
         number = self._numbers.get(host)
         if number is None:
-            origin = self.origins.get(host, UNKNOWN_VTEP)
-            if origin == UNKNOWN_VTEP:
+            if not self.is_leased(host):
                 if self._strangers == MAX_STRANGERS:
                     raise KeyError(host)
                 self._strangers += 1
             number = self._numbers[host] = len(self._found)
-            self._found.append((host, origin))
+            self._found.append((host, self.origins.get(host, UNKNOWN_VTEP)))
         return number
 
     def __iter__(self) -> Iterator[str]:
@@ -211,21 +250,20 @@ class _Senders(Mapping[str, int]):
         return len(self.origins)
 
 
-def _received(batch: Batch, index: int, tunnel: int) -> Iterable[memoryview]:
-    """The datagrams in entry `index` as it was received, behind tunnel headers of `tunnel` bytes."""
-    run, size = batch.packet(index), batch.stride[index]
-    if 0 < size < len(run):
-        agrees = len(run) >= tunnel and stated_length(run, tunnel, len(run) - tunnel) == size - tunnel
-        if agrees:
-            return _pieces(run, size)
-    return [run]
+def is_run(run: memoryview, stride: int, tunnel: int) -> bool:
+    """Whether `run`, an entry as it was received, is datagrams of `stride` bytes behind tunnel headers of `tunnel` bytes.
+
+    It is if the first one's inner length agrees; otherwise the kernel may have told the segment size of something inside a
+    single datagram (``dataplane.inbound.unpack``).
+    """
+    return 0 < stride < len(run) and stated_length(run, tunnel, len(run) - tunnel) == stride - tunnel
 
 
-def _pieces(run: memoryview, size: int) -> Iterable[memoryview]:
-    """`run` in pieces of `size` bytes, the last maybe shorter; the run itself if it is empty or has no stride."""
-    if not len(run) or size <= 0:
+def pieces(run: memoryview, stride: int) -> Iterable[memoryview]:
+    """`run` in pieces of `stride` bytes, the last maybe shorter; the run itself if it is empty or has no stride."""
+    if not len(run) or stride <= 0:
         return [run]
-    return [run[at : at + size] for at in range(0, len(run), size)]
+    return [run[at : at + stride] for at in range(0, len(run), stride)]
 
 
 def _refusal(verdict: int, what: str) -> str:

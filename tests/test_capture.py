@@ -1,14 +1,18 @@
 """What is captured is what passed: judged by tshark, by what crossed the network in memory, and when the file fails."""
 
 import asyncio
+import contextlib
 import errno
+import fcntl
 import io
 import logging
 import os
 import random
 import shutil
+import socket
 import stat
 import subprocess
+from pathlib import Path
 
 import pytest
 import test_cli
@@ -32,8 +36,10 @@ from dataplane.control import ControlError
 from dataplane.device.memory import MemoryDevice
 from dataplane.engine import Engine
 from dataplane.faults import FaultyUnderlay
+from dataplane.inbound import unpack
 from dataplane.node import NodeError
-from dataplane.tap import MAX_STRANGERS
+from dataplane.tap import MAX_STRANGERS, is_run, pieces
+from dataplane.trace import Tracer, TracingUnderlay
 from dataplane.underlay.fake import FakeNetwork
 from dataplane.underlay.link import parse_link
 from dataplane.verdict import Verdict
@@ -244,6 +250,26 @@ def test_a_stranger_is_shown_with_its_address_and_stays_a_stranger():
     assert (IP(packet).src, IP(packet).dst) == (underlay_host(2), underlay_host(1))
 
 
+@pytest.mark.parametrize("from_lease", [False, True])
+def test_taps_and_faults_around_one_another_agree_on_who_is_a_stranger(from_lease):
+    network = FakeNetwork()
+    a, other = Captured(network, 1, "vxlan"), Captured(network, 2, "vxlan")
+    lines: list[str] = []
+    about = {"hosts": {4: underlay_host(1)}, "port": PORTS["vxlan"], "header_length": HEADER_LENGTHS["vxlan"]}
+    traced = TracingUnderlay(a.underlay, Tracer(lines.append), **about)
+    faulty = FaultyUnderlay(traced, parse_link("mtu=1500"), random.Random(1), header_length=HEADER_LENGTHS["vxlan"])
+    table = table_of(1, [2 if from_lease else 3])
+    engine = Engine(a.memory, faulty, table, now=lambda: 0.0)
+    other.memory.inject(udp(source=2, destination=1))
+    other.engine.pump_outbound()
+    engine.pump_inbound()
+    assert engine.inbound.verdicts[Verdict.FORWARDED if from_lease else Verdict.UNKNOWN_VTEP] == 1
+    remark = "" if from_lease else "from a host that is in no lease"
+    assert [comment for _, _, comment, _ in a.captured()] == [remark]
+    assert len(lines) == 1
+    assert ("[from a host that is in no lease]" in lines[0]) is not from_lease
+
+
 class Scripted:
     """An underlay that receives what it is told to."""
 
@@ -287,6 +313,22 @@ def test_a_run_is_taken_apart_only_if_its_stride_agrees_with_the_inner_length():
     whole = udp(payload=b"x" * 200)
     _, found = received({"192.0.2.2": 0}, ("192.0.2.2", b"".join(packets), len(packets[0])), ("192.0.2.2", whole, 100))
     assert [packet[28:] for *_, packet in found] == [*packets, whole]
+
+
+@pytest.mark.parametrize("framing", ["vxlan", "ip"])
+def test_a_run_is_what_the_dataplane_takes_apart(framing):
+    table, tunnel = table_of(1, [2], framing), HEADER_LENGTHS[framing]
+    packets = [udp(payload=bytes(50)), tcp(version=6), udp(payload=bytes(30)), udp()[:19], b"", b"\x00" * 60, b"\x45"]
+    for first in packets:
+        for run in (bytes(tunnel) + first, (bytes(tunnel) + first) * 3, (bytes(tunnel) + first) * 2 + first, first[:9]):
+            for stride in {-1, 0, 1, tunnel, tunnel + len(first) - 1, tunnel + len(first), len(run) - 1, len(run), 500}:
+                batch = Batch(1)
+                batch.put(run, stride=stride)
+                found = Batch(512, batch.data)
+                unpack(batch, found, table, 0)
+                view = batch.packet(0)
+                ours = list(pieces(view, stride)) if is_run(view, stride, tunnel) else [view]
+                assert [found.packet(i) for i in range(found.count)] == ours, (run, stride)
 
 
 def test_more_strangers_than_can_be_told_apart_have_no_address():
@@ -512,6 +554,127 @@ def test_a_pipe_can_be_captured_into_and_need_not_be_read_to_its_end(tmp_path, c
     assert len(caplog.records) == 1
 
 
+def test_a_reader_of_a_pipe_that_pauses_ends_the_capture_and_not_the_node(tmp_path, caplog):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    recorder = open_recorder(path)
+    assert not os.get_blocking(recorder._file.fileno()), "what follows would wait for ever"
+    for _ in range(600):  # some 800 kB are not yet too much
+        recorder.packet("a", bytes(1400), time_ns=0)
+    recorder.flush()
+    assert not recorder.stopped
+    assert recorder.packets == 600
+    for _ in range(600):
+        recorder.packet("a", bytes(1400), time_ns=0)
+    recorder.close()
+    assert "takes nothing more" in recorder.stopped
+    assert len(caplog.records) == 1
+    data = bytearray()
+    while more := os.read(reader, 1 << 20):
+        data += more
+    os.close(reader)
+    assert len(read(bytes(data))) > 600
+
+
+def test_a_pipe_that_cannot_be_made_larger_is_filled_in_smaller_portions(tmp_path, monkeypatch):
+    def control(fd: int, command: int, value: int = 0) -> int:
+        if command == fcntl.F_SETPIPE_SZ:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        return 65536
+
+    monkeypatch.setattr("dataplane.capture.fcntl.fcntl", control)
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    recorder = open_recorder(path)
+    for _ in range(1000):
+        recorder.packet("a", bytes(1400), time_ns=0)
+        with contextlib.suppress(BlockingIOError):
+            os.read(reader, 65536)
+    assert not recorder.stopped
+    recorder.close()
+    os.close(reader)
+
+
+def test_a_file_that_others_could_read_is_theirs_no_more(tmp_path):
+    path = tmp_path / "a.pcapng"
+    path.write_bytes(b"x" * 5000)
+    path.chmod(0o666)
+    recorder = open_recorder(path)
+    assert (stat.S_IMODE(path.stat().st_mode), path.stat().st_size) == (0o600, 0)
+    recorder.close()
+
+
+def test_where_a_link_leads_nothing_is_written(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "soft").symlink_to(victim)
+    (tmp_path / "nowhere").symlink_to(tmp_path / "missing")
+    (tmp_path / "hard").hardlink_to(victim)
+    for name, reason in (("soft", "symbolic link"), ("nowhere", "symbolic link"), ("hard", "another name")):
+        with pytest.raises(OSError, match=reason):
+            open_recorder(tmp_path / name)
+    assert victim.read_text() == "precious"
+    assert not (tmp_path / "missing").exists()
+
+
+@pytest.mark.parametrize("make", [lambda path: path.write_text("precious"), os.mkfifo], ids=["file", "pipe"])
+def test_what_belongs_to_somebody_else_is_left_alone(tmp_path, monkeypatch, make):
+    path = tmp_path / "theirs"
+    make(path)
+    path.chmod(0o666)
+    before = path.stat()
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    us = os.geteuid() + 1
+    monkeypatch.setattr("dataplane.capture.os.geteuid", lambda: us)
+    with pytest.raises(OSError, match=f"belongs to user {before.st_uid}, and we are user {us}"):
+        open_recorder(path)
+    os.close(reader)
+    assert (path.stat().st_mode, path.stat().st_size) == (before.st_mode, before.st_size)
+
+
+def test_only_files_and_pipes_are_written_and_what_swallows_everything(tmp_path):
+    with pytest.raises(IsADirectoryError):
+        open_recorder(tmp_path)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        with pytest.raises(OSError, match="No such device"):
+            open_recorder(tmp_path / "socket")
+    recorder = open_recorder(Path(os.devnull))
+    recorder.packet("a", b"x", time_ns=0)
+    recorder.close()
+    assert (recorder.packets, recorder.stopped) == (1, "closed")
+
+
+@pytest.mark.parametrize("mode", ["r+b", "ab"])
+@pytest.mark.parametrize("buffering", [0, -1])
+def test_a_file_that_had_something_in_it_keeps_that_when_recording_ends(tmp_path, mode, buffering):
+    path = tmp_path / "a"
+    path.write_bytes(b"H" * 1000)
+    with open(path, mode, buffering=buffering) as file:
+        file.seek(0, os.SEEK_END)
+        recorder = Recorder(file, limit=600)
+        while not recorder.stopped:
+            recorder.packet("a", bytes(100), time_ns=0)
+    content = path.read_bytes()
+    assert content[:1000] == b"H" * 1000
+    assert len(content) == 1000 + recorder.written
+    assert len(read(content[1000:])) == recorder.packets > 0
+
+
+def test_a_full_disk_leaves_what_was_in_the_file_before(caplog):
+    file = FullDisk(1010)
+    file.write(b"H" * 900)
+    recorder = Recorder(file)
+    recorder.flush()
+    recorder.packet("a", bytes(100), time_ns=0)
+    recorder.flush()
+    assert len(caplog.records) == 1
+    assert len(file.content) == 900 + recorder.written
+    assert read(file.content[900:]) == []
+
+
 @needs_tshark
 def test_tshark_reads_a_capture_that_was_stopped_anywhere(tmp_path):
     for room in (300, 1000, 3000):
@@ -582,6 +745,15 @@ async def test_a_file_that_cannot_be_written_stops_the_start_and_says_so(world, 
     with pytest.raises(NodeError, match=r"cannot write the capture file .*Not a directory"):
         async with Machine(world, 1, capture=tmp_path / "file" / "x").running():
             pass
+
+
+async def test_a_capture_through_a_link_stops_the_start_and_says_so(world, tmp_path):
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "a").symlink_to(tmp_path / "victim")
+    with pytest.raises(NodeError, match=r"cannot write the capture file .*/a: it is a symbolic link"):
+        async with Machine(world, 1, capture=tmp_path / "a").running():
+            pass
+    assert (tmp_path / "victim").read_text() == "precious"
 
 
 async def test_a_second_node_in_one_run_folder_does_not_empty_the_capture_of_the_first(world, tmp_path):

@@ -6,7 +6,7 @@ from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 from scapy.packet import Raw
 
-from dataplane.describe import describe_frame, describe_packet, describe_payload, one_line
+from dataplane.describe import MAX_TUNNELS, describe_frame, describe_packet, describe_payload, one_line
 from encap import vxlan
 
 
@@ -37,6 +37,30 @@ def test_the_payload_of_a_datagram_in_each_framing_in_one_line():
     payload = vxlan.header(1, mac(2), mac(1), 0x0800) + echo()
     frame = "VXLAN flags 0x08, VNI 1; Ethernet 02:fd:c0:00:02:01 → 02:fd:c0:00:02:02, type 0x0800; "
     assert one_line(describe_payload(payload, is_vxlan=True)) == frame + inner
+
+
+def nested(levels: int, inner: bytes) -> bytes:
+    """`inner` in so many VXLAN tunnels, the outermost without its IP and UDP headers."""
+    payload = vxlan.header(1, mac(2), mac(1), 0x0800) + inner
+    for _ in range(levels - 1):
+        datagram = IP(src="10.1.1.5", dst="10.1.2.5") / UDP(sport=50000, dport=8472, chksum=0) / Raw(payload)
+        payload = vxlan.header(1, mac(2), mac(1), 0x0800) + bytes(datagram)
+    return payload
+
+
+def test_a_tunnel_inside_the_overlay_is_looked_into():
+    assert describe_payload(nested(MAX_TUNNELS, echo()), is_vxlan=True)[-1].startswith("ICMP      echo request")
+
+
+@pytest.mark.parametrize("levels", [MAX_TUNNELS + 1, MAX_TUNNELS + 2, 260])
+def test_tunnels_in_tunnels_are_payload_however_many_they_are(levels):
+    payload = nested(levels, echo())
+    lines = describe_payload(payload, is_vxlan=True)
+    assert [line.split()[0] for line in lines] == ["VXLAN", "Ethernet", "IPv4", "UDP"] * MAX_TUNNELS + ["payload"]
+    assert lines[-1] == f"payload   {len(payload) - MAX_TUNNELS * (vxlan.HEADER_LENGTH + 28)} bytes"
+    datagram = bytes(IP(src="192.0.2.1", dst="192.0.2.2") / UDP(dport=8472) / Raw(payload))
+    assert describe_packet(datagram)[2:] == lines
+    assert describe_frame(bytes(14) + datagram)[3:] == lines
 
 
 @pytest.mark.parametrize("length", range(120))

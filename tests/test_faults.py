@@ -15,7 +15,7 @@ from dataplane.device.memory import MemoryDevice
 from dataplane.engine import Engine
 from dataplane.faults import FaultyDevice, FaultyUnderlay
 from dataplane.overlay.virtualtime import VirtualLoop
-from dataplane.underlay.fake import FakeNetwork, FakeUnderlay
+from dataplane.underlay.fake import Datagram, FakeNetwork, FakeUnderlay
 from dataplane.underlay.link import Burst, LinkSpec
 from dataplane.verdict import Verdict
 from encap import vnet, vxlan
@@ -231,6 +231,41 @@ def test_the_mtu_counts_the_headers_of_the_senders_family(host, longest):
     ends.send(bytes(longest), bytes(longest + 1), to=host)
     assert [payload for payload, _ in ends.receive(origins={A: 1, "2001:db8::1": 2})] == [bytes(longest)]
     assert ends.b.link.counts.oversize == 1
+
+
+@pytest.mark.parametrize("hosts", [(A, "2001:db8::1"), ("2001:db8::1", A)])
+@pytest.mark.parametrize(("to", "longest"), [(B, 1372), ("2001:db8::2", 1352)])
+def test_of_a_vtep_with_two_addresses_the_one_that_sent_counts(hosts, to, longest):
+    ends = Ends(LinkSpec(mtu=1400, oversize="drop"))
+    ends.send(bytes(longest), bytes(longest + 1), to=to)
+    assert ends.receive(origins=dict.fromkeys(hosts, 5)) == [(bytes(longest), 5)]
+    assert ends.b.link.counts.oversize == 1
+
+
+def test_a_vtep_with_two_addresses_on_an_underlay_of_one_family():
+    network = FakeNetwork()
+    sender, inner = network.attach(PORT, A), network.attach(PORT, B)
+    faulty = FaultyUnderlay(inner, LinkSpec(mtu=1500), random.Random(1))
+    sender._network.send(Datagram(A, B, PORT, bytes(1472)))
+    batch = Batch(1)
+    faulty.receive(batch, {A: 0, "2001:db8::1": 0})
+    assert (batch.count, batch.peer[0]) == (1, 0)
+
+
+@pytest.mark.parametrize(("to", "longest"), [(B, 1372), ("2001:db8::2", 1352)])
+def test_a_strangers_headers_are_those_of_its_family(to, longest):
+    ends = Ends(LinkSpec(mtu=1400, oversize="drop"))
+    ends.send(bytes(longest), bytes(longest + 1), to=to)
+    assert ends.receive(origins={}) == [(bytes(longest), -1)]
+
+
+@in_virtual_time
+async def test_a_stranger_may_have_a_lease_when_its_datagram_arrives():
+    ends = Ends(LinkSpec(delay=1.0))
+    ends.send(b"x")
+    assert ends.receive(origins={}) == []
+    await asyncio.sleep(1)
+    assert ends.receive(origins={A: 3}) == [(b"x", 3)]
 
 
 @in_virtual_time

@@ -1,6 +1,10 @@
 """Topologies: what a file may say, what is said about nonsense, and the switch that carries frames over links."""
 
+import errno
+import os
 import random
+import signal
+import subprocess
 import tomllib
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
@@ -9,9 +13,11 @@ import pytest
 
 from dataplane.cli import main
 from dataplane.lab import topologyfile
-from dataplane.lab.relay import Switch
+from dataplane.lab.namespace import LabError
+from dataplane.lab.relay import Relay, Switch
 from dataplane.lab.topology import HostPlan, LinkPlan, Runs, Topology, TopologyError
 from dataplane.lab.topologyfile import load, parse
+from dataplane.lab.wires import _Relay
 from dataplane.underlay.link import Link, LinkSpec
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -290,3 +296,134 @@ class TestSwitch:
         assert fates(1, "a", B) != fates(1, "b", A)
         link = Link(spec, random.Random("1 a b"))
         assert fates(1, "a", B) == [bool(link.cross(0.0, bytes(100))) for _ in range(64)]
+
+
+class Outer:
+    """What the relay has of a host's outer end: takes frames of up to 1000 bytes, if `error` is none."""
+
+    def __init__(self, error: int = 0) -> None:
+        self.error = error
+        self.taken: list[bytes] = []
+
+    def send(self, sent: bytes) -> None:
+        error = self.error or (errno.EMSGSIZE if len(sent) > 1000 else 0)
+        if error:
+            raise OSError(error, os.strerror(error))
+        self.taken.append(sent)
+
+    def recv_into(self, buffer: bytearray) -> int:
+        raise BlockingIOError
+
+    def getsockopt(self, *_: int) -> bytes:
+        return bytes(8)
+
+
+@pytest.mark.parametrize("spec", [LinkSpec(), LinkSpec(delay=0.5)], ids=["at once", "later"])
+class TestUndelivered:
+    """Of a frame that crossed and is not taken at its end."""
+
+    def relay(self, spec: LinkSpec, error: int, sent: bytes) -> tuple[Relay, Switch, Outer]:
+        """One that has carried `sent` from a to b, and that to c."""
+        made, ends = switch(spec), {"a": Arriving(sent), "b": Outer(error), "c": Outer()}
+        now = [10.0]
+        relay = Relay(made, lambda: now[0])
+        relay._sockets = ends
+        relay._pump("a", ends["a"])
+        now[0] = 11.0
+        relay._deliver(now[0])
+        assert len(ends["c"].taken) == (len(sent) <= 1000)
+        return relay, made, ends["b"]
+
+    def test_one_too_large_for_the_hosts_device_is_the_links_oversize(self, spec):
+        relay, made, end = self.relay(spec, 0, frame(EVERYBODY, A, length=1000))
+        assert (end.taken, relay.overruns()) == ([], 0)
+        for pair in (("a", "b"), ("a", "c")):
+            counts = made.counts()[pair]
+            assert (counts.sent, counts.delivered, counts.lost, counts.oversize) == (1, 0, 0, 1)
+
+    def test_one_for_a_device_that_is_down_is_lost(self, spec):
+        relay, made, _ = self.relay(spec, errno.ENETDOWN, frame(EVERYBODY, A))
+        assert relay.overruns() == 0
+        counts = made.counts()["a", "b"]
+        assert (counts.sent, counts.delivered, counts.lost, counts.oversize) == (1, 0, 1, 0)
+        assert made.counts()["a", "c"].delivered == 1
+
+    @pytest.mark.parametrize("error", [errno.EAGAIN, errno.ENOBUFS])
+    def test_one_that_there_is_no_room_for_is_an_overrun(self, spec, error):
+        relay, made, _ = self.relay(spec, error, frame(EVERYBODY, A))
+        assert relay.overruns() == 1
+        assert (made.counts()["a", "b"].lost, made.counts()["a", "b"].oversize) == (0, 0)
+
+
+class Arriving(Outer):
+    """An outer end with one frame to read."""
+
+    def __init__(self, sent: bytes) -> None:
+        super().__init__()
+        self.sent = [sent]
+
+    def recv_into(self, buffer: bytearray) -> int:
+        if not self.sent:
+            raise BlockingIOError
+        sent = self.sent.pop()
+        buffer[: len(sent)] = sent
+        return len(sent)
+
+
+class Here:
+    """Where a relay's process is started; it needs a namespace only when it is given an interface."""
+
+    def popen(self, command: list[str], stdin: int) -> subprocess.Popen[bytes]:
+        self.process = subprocess.Popen(command, stdin=stdin, cwd=ROOT)
+        return self.process
+
+
+@pytest.fixture
+def relay():
+    place = Here()
+    relay = _Relay(place, LinkSpec(), 1)
+    yield relay, place.process
+    relay.close()
+    assert place.process.wait(10) == 0
+
+
+class TestRelayProcess:
+    def test_an_answer_that_comes_too_late_is_not_taken_for_the_next(self, relay, monkeypatch):
+        asked, process = relay
+        assert asked.ask("counts") == {}
+        process.send_signal(signal.SIGSTOP)
+        with monkeypatch.context() as short:
+            short.setattr("dataplane.lab.wires._ANSWER_SECONDS", 0.05)
+            for _ in range(2):
+                with pytest.raises(LabError, match="does not answer"):
+                    asked.ask("counts")
+        process.send_signal(signal.SIGCONT)
+        assert asked.ask("overruns") == 0
+        assert asked.ask("counts") == {}
+
+    def test_nor_is_one_that_was_not_waited_for(self, relay, monkeypatch):
+        asked, _ = relay
+        with monkeypatch.context() as pressed:
+            pressed.setattr(asked, "_connection", Interrupted(asked._connection))
+            with pytest.raises(KeyboardInterrupt):
+                asked.ask("counts")
+        assert asked.ask("overruns") == 0
+
+    def test_a_refusal_and_an_end_are_told(self, relay):
+        asked, process = relay
+        with pytest.raises(LabError, match="the relay of the underlay: "):
+            asked.ask("add_port", "a", "no-such-device")
+        asked._connection.close()
+        process.wait(10)
+        with pytest.raises(LabError, match="has ended"):
+            asked.ask("overruns")
+
+
+class Interrupted:
+    """A connection over which one can ask; waiting for the answer is interrupted."""
+
+    def __init__(self, inner) -> None:
+        self.send = inner.send
+
+    def poll(self, _: float) -> bool:
+        raise KeyboardInterrupt

@@ -3,14 +3,15 @@
 import time
 
 import pytest
-from packets import echo, mac, table_of, tcp, underlay_host
+from packets import echo, mac, table_of, tcp, udp, underlay_host
 from test_capture import HEADER_LENGTHS, PORTS, big_tcp
+from test_describe import nested
 from test_node import Machine, World
 
 from dataplane.device.memory import MemoryDevice
 from dataplane.engine import Engine
 from dataplane.trace import Tracer, TracingDevice, TracingUnderlay
-from dataplane.underlay.fake import FakeNetwork
+from dataplane.underlay.fake import Datagram, FakeNetwork
 from dataplane.verdict import Verdict
 
 NOW = 1_700_000_000_123_456_789
@@ -25,12 +26,13 @@ class Traced:
         tracer = Tracer(self.lines.append, now_ns=lambda: NOW)
         self.memory = MemoryDevice("flannel.1")
         self.fake = network.attach(PORTS[framing], underlay_host(node, family))
-        underlay = TracingUnderlay(
+        self.device = TracingDevice(self.memory, tracer)
+        self.underlay = TracingUnderlay(
             self.fake, tracer, hosts={family: underlay_host(node, family)}, port=PORTS[framing],
             header_length=HEADER_LENGTHS[framing],
         )  # fmt: skip
         table = table_of(node, [3 - node], framing, family, port=PORTS[framing])
-        self.engine = Engine(TracingDevice(self.memory, tracer), underlay, table, now=lambda: 0.0)
+        self.engine = Engine(self.device, self.underlay, table, now=lambda: 0.0)
 
 
 def pair(framing: str = "vxlan", family: int = 4) -> tuple[Traced, Traced]:
@@ -118,6 +120,40 @@ def test_nobody_who_listens_ends_the_trace_and_not_the_node(caplog):
         b.engine.pump_inbound()
     assert len(b.memory.delivered) == 3
     assert caplog.messages == ["nothing more is traced: [Errno 32] Broken pipe"]
+
+
+def test_a_strangers_tunnels_in_tunnels_are_one_line():
+    a, _ = pair()
+    payload = nested(260, echo())
+    a.fake._network.send(Datagram("203.0.113.9", underlay_host(1), PORTS["vxlan"], payload))
+    a.engine.pump_inbound()
+    assert a.engine.inbound.verdicts[Verdict.UNKNOWN_VTEP] == 1
+    (line,) = a.lines
+    assert line.count("VXLAN") == 2
+    assert line.endswith("payload 12920 bytes [from a host that is in no lease]")
+
+
+def test_what_cannot_be_shown_is_told_once_and_carried_on(caplog):
+    network = FakeNetwork(mtu=1400)
+    a, b = Traced(network, 1, "vxlan"), Traced(network, 2, "vxlan")
+
+    def fail(line: str) -> None:
+        raise RecursionError("too deep")
+
+    taps = [one for node in (a, b) for one in (node.device, node.underlay)]
+    for tap in taps:
+        tap._tracer._write = fail
+    plain, oversized = udp(payload=b"x"), udp(payload=bytes(1390))
+    for _ in range(3):
+        a.memory.inject(plain)
+        a.memory.inject(oversized)
+        a.engine.pump_outbound()
+        b.engine.pump_inbound()
+    assert b.memory.delivered == [plain, oversized] * 3
+    # The oversized ones were refused before they went in fragments.
+    assert [tap.unseen for tap in taps] == [6, 9, 6, 6]
+    assert len(caplog.messages) == 4
+    assert "TracingUnderlay cannot show a packet, which is carried on: RecursionError('too deep')" in caplog.messages[1]
 
 
 async def test_a_node_traces_on_stderr(tmp_path, capsys):

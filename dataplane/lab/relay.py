@@ -9,11 +9,15 @@ What crosses the link is what is behind the Ethernet header, so that a link's MT
 spares the addresses of the frame. Damage stands for what the frame check sequence of a real wire let through; ARP has no
 checksum of its own, so a damaged ARP packet is dropped instead of teaching a host a wrong address.
 
+A frame that crossed may still not arrive. If the target's interface is too small for it, its link counts it as oversize
+instead of delivered; if that interface is down, as lost. Overruns are what the machine was too slow for.
+
 Chance is seeded by the lab's seed and the names of the pair: a link decides alike in each run for its first frame, its
 second frame, and so on.
 """
 
 import contextlib
+import errno
 import heapq
 import itertools
 import os
@@ -32,6 +36,7 @@ from dataplane.underlay.link import Link, LinkCounts, LinkSpec
 _ETHERNET_HEADER_LENGTH = 14
 _HAVE_CHECKSUMS = (b"\x08\x00", b"\x86\xdd")  # EtherTypes of IPv4 and IPv6
 _MOST_MACS = 4096
+_NO_ROOM = frozenset({errno.EAGAIN, errno.ENOBUFS})
 _FRAMES_PER_TURN = 64
 _LONGEST_FRAME = 1 << 17
 _RECEIVE_BUFFER = 32 << 20
@@ -68,6 +73,13 @@ class Switch:
         """What became of the frames, by source and target."""
         return {(source, target): link.counts for source, links in self._links.items() for target, link in links.items()}
 
+    def undelivered(self, source: str, target: str, *, is_oversize: bool) -> None:
+        """A frame that crossed was not taken at its end; `is_oversize`: because it is larger than the interface there."""
+        counts = self._links[source][target].counts
+        counts.delivered -= 1
+        counts.oversize += is_oversize
+        counts.lost += not is_oversize
+
     def forward(self, now: float, source: str, frame: bytes) -> list[tuple[float, str, bytes]]:
         """When which frame arrives at which port, if `frame` leaves `source` at `now`."""
         header, body = frame[:_ETHERNET_HEADER_LENGTH], frame[_ETHERNET_HEADER_LENGTH:]
@@ -99,7 +111,8 @@ class Relay:
         self._clock = clock
         self._selector = selectors.SelectSelector()
         self._sockets: dict[str, socket.socket] = {}
-        self._flying: list[tuple[float, int, str, bytes]] = []
+        self._flying: list[tuple[float, int, str, str, bytes]] = []
+        """When, which in order, whence, whither, what."""
         self._sequence = itertools.count()
         self._buffer = bytearray(_LONGEST_FRAME)
         self._overruns = 0
@@ -135,24 +148,27 @@ class Relay:
             if length >= _ETHERNET_HEADER_LENGTH:
                 for arrival, target, frame in self._switch.forward(now, source, bytes(view[:length])):
                     if arrival <= now:
-                        self._send(target, frame)
+                        self._send(source, target, frame)
                     else:
-                        heapq.heappush(self._flying, (arrival, next(self._sequence), target, frame))
+                        heapq.heappush(self._flying, (arrival, next(self._sequence), source, target, frame))
 
     def _deliver(self, now: float) -> None:
         """What is due."""
         while self._flying and self._flying[0][0] <= now:
-            _, _, target, frame = heapq.heappop(self._flying)
-            self._send(target, frame)
+            _, _, source, target, frame = heapq.heappop(self._flying)
+            self._send(source, target, frame)
 
-    def _send(self, target: str, frame: bytes) -> None:
+    def _send(self, source: str, target: str, frame: bytes) -> None:
         try:
             self._sockets[target].send(frame)
-        except OSError:  # the host's end is down, or the socket's buffer full
-            self._overruns += 1
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                self._overruns += 1
+            else:  # larger than the interface, or that is down
+                self._switch.undelivered(source, target, is_oversize=error.errno == errno.EMSGSIZE)
 
     def overruns(self) -> int:
-        """Frames that were not read in time, or could not be delivered."""
+        """Frames that were not read in time, or that the target's socket had no room for."""
         for opened in self._sockets.values():
             _, dropped = struct.unpack("=II", opened.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, 8))
             self._overruns += dropped  # reading starts the kernel's count anew
@@ -182,8 +198,8 @@ def _open(interface: str) -> socket.socket:
 
 def _serve(connection: Connection) -> None:
     """Answer questions and carry frames until the other end is closed."""
-    _, default, seed = connection.recv()
-    connection.send((True, None))
+    number, _, default, seed = connection.recv()
+    connection.send((number, True, None))
     switch = Switch(default, seed)
     relay = Relay(switch)
     verbs: dict[str, Callable[..., Any]] = {
@@ -194,11 +210,11 @@ def _serve(connection: Connection) -> None:
     }
 
     def answer() -> None:
-        verb, *arguments = connection.recv()
+        number, verb, *arguments = connection.recv()
         try:
-            connection.send((True, verbs[verb](*arguments)))
+            connection.send((number, True, verbs[verb](*arguments)))
         except OSError as error:
-            connection.send((False, str(error)))
+            connection.send((number, False, str(error)))
 
     relay.watch(connection, answer)
     with contextlib.closing(relay):

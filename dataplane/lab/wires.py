@@ -6,8 +6,9 @@ opens them. There is no way back: a relay whose links are perfect does no harm.
 
 The relay is a process and not a thread, because a thread would wait for the interpreter lock whenever a test or a demo
 computes, and that wait would look like jitter. We talk to it over a socket pair that is its standard input: a question is
-a tuple of a verb and its arguments, the answer is a pair of success and value, and so a change is in force when the call
-returns. It ends when the socket does, whatever happened to us.
+a tuple of a number, a verb and its arguments, the answer is that number, success and value, and so a change is in force
+when the call returns. The number tells an answer from one that nobody waited for to its end, because it was late or because
+of Ctrl-C. The relay ends when the socket does, whatever happened to us.
 
 What was asked for and who is cut off are kept here, and the relay is told the sum of both.
 """
@@ -16,6 +17,7 @@ import contextlib
 import itertools
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
@@ -90,7 +92,10 @@ class Wires:
         return counts
 
     def overruns(self) -> int:
-        """Frames that the relay did not get to read or to deliver, because the machine is too slow for this lab."""
+        """Frames that the relay did not get to read or to deliver, because the machine is too slow for this lab.
+
+        Those that the target's ``eth0`` is too small for are not among them, but in the link's count `oversize`.
+        """
         return int(self._relay.ask("overruns")) if self._relay else 0
 
     def close(self) -> None:
@@ -126,6 +131,7 @@ class _Relay:
 
     def __init__(self, underlay: Namespace, default: LinkSpec, seed: int) -> None:
         self._lock = threading.Lock()
+        self._asked = 0
         self._connection, theirs = Pipe()
         with contextlib.ExitStack() as undo:
             undo.callback(self._connection.close)
@@ -139,15 +145,23 @@ class _Relay:
         """Its answer. Raises LabError if it refuses or has ended."""
         try:
             with self._lock:
-                self._connection.send((verb, *arguments))
-                if not self._connection.poll(_ANSWER_SECONDS):
-                    raise LabError("the relay of the underlay does not answer")
-                is_done, answer = self._connection.recv()
+                self._asked += 1
+                self._connection.send((self._asked, verb, *arguments))
+                is_done, answer = self._answer(self._asked)
         except (EOFError, OSError) as error:
             raise LabError(f"the relay of the underlay has ended: exit code {self._process.poll()}") from error
         if not is_done:
             raise LabError(f"the relay of the underlay: {answer}")
         return answer
+
+    def _answer(self, number: int) -> tuple[bool, Any]:
+        """That to question `number`; earlier ones that were given up may be answered before."""
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while self._connection.poll(max(0.0, deadline - time.monotonic())):
+            answered, is_done, answer = self._connection.recv()
+            if answered == number:
+                return is_done, answer
+        raise LabError("the relay of the underlay does not answer")
 
     def close(self) -> None:
         """It reads the end of its input, and ends."""

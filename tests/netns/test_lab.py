@@ -122,6 +122,18 @@ def test_a_lab_with_a_default_link_has_it_everywhere():
         assert 20 <= shortest_round_trip(a, b) < 40
 
 
+def test_what_is_too_large_for_a_hosts_device_is_counted_as_that_and_not_as_an_overrun():
+    with Lab("small", link=LinkSpec(delay=0.001)) as lab:
+        a, b = lab.add_host(), lab.add_host(mtu=1300)
+        assert received(a, b, "-s", "1272") == 3
+        before = lab.link_counts()["h1", "h2"]
+        assert received(a, b, "-M", "do", "-s", "1400") == 0
+        counts = lab.link_counts()["h1", "h2"]
+        assert counts.oversize - before.oversize == 3
+        assert counts.sent + counts.duplicated == counts.delivered + counts.lost + counts.queue_full + counts.oversize
+        assert lab.wires.overruns() == 0
+
+
 def test_the_relay_ends_when_its_lab_is_gone():
     program = """if True:
         import os
