@@ -7,14 +7,16 @@ compiled, and hold no policy.
 The calls are methods of `Kernel` of their own, so that a test can put a kernel in their place that refuses.
 """
 
+import errno
 import socket
+import sys
 from array import array
 from collections.abc import Sequence
 from typing import TypeAlias
 
 from dataplane import syscalls
-from dataplane.batch import MAX_PACKET_LENGTH, Batch
-from dataplane.syscalls import MAX_GROUP, Integers
+from dataplane.batch import MAX_PACKET_LENGTH, SLOT_SIZE, Batch
+from dataplane.syscalls import MAX_GROUP, MAX_MESSAGES, Integers
 from dataplane.verdict import Verdict
 from encap import fields
 from encap.fields import Octets, WritableOctets
@@ -28,6 +30,11 @@ _IN_RUN = IN_RUN
 _MAX_LENGTH = MAX_PACKET_LENGTH
 _VNET = syscalls.VNET_LENGTH
 _MAX_GROUP = MAX_GROUP
+_MAX_MESSAGES = MAX_MESSAGES
+_TOLD = syscalls.TOLD_LENGTH
+_SLOT_SIZE = SLOT_SIZE
+_EAGAIN = errno.EAGAIN
+_LITTLE_ENDIAN = sys.byteorder == "little"
 _MAX_GROUP_LENGTH = 65507
 _ADDRESS = 8  # in what `receive` tells
 
@@ -40,7 +47,7 @@ class Kernel:
 
     def __init__(self) -> None:
         self.error = 0
-        self.told = memoryview(bytearray(syscalls.TOLD_LENGTH))
+        self.told = memoryview(bytearray(syscalls.TOLD_LENGTH * MAX_MESSAGES))
         self.told_c = self.told
         self._order = memoryview(array("i", bytes(4 * _MAX_GROUP)))
         self._order_c = self._order
@@ -82,17 +89,30 @@ class Kernel:
         """
         self.error = 0
         while batch.count < batch.limit:
-            length = self.receive(receiver, batch.data_c, batch.free_slot(), _MAX_LENGTH, self.told_c)
-            if length < 0:
-                self.error = -length
+            asked = min(batch.limit - batch.count, _MAX_MESSAGES)
+            found = self.receive_many(
+                receiver, batch.data_c, batch.free_slot(), _SLOT_SIZE, _MAX_LENGTH, asked, self.told_c
+            )
+            if found < 0:
+                self.error = -found
                 break
-            if is_ipv4:
-                source = fields.load32(self.told_c, _ADDRESS)
-            else:
-                high = fields.load64(self.told_c, _ADDRESS)
-                source = high << 64 | fields.load64(self.told_c, _ADDRESS + 8)
-            batch.add(length, origins[source], load_native16(self.told_c, 0))
+            for k in range(found):
+                self._take(batch, k * _TOLD, origins, is_ipv4)
+            if found < asked:
+                self.error = _EAGAIN
+                break
         return self.error
+
+    def _take(self, batch: Batch, at: int, origins: dict[int, int], is_ipv4: bool) -> None:
+        """Enter what was received in the next free slot, of which `told` tells at `at`."""
+        if is_ipv4:
+            source = fields.load32(self.told_c, at + _ADDRESS)
+        else:
+            high = fields.load64(self.told_c, at + _ADDRESS)
+            source = high << 64 | fields.load64(self.told_c, at + _ADDRESS + 8)
+        low, upper = load_native16(self.told_c, at + 4), load_native16(self.told_c, at + 6)
+        length = low | upper << 16 if _LITTLE_ENDIAN else upper | low << 16
+        batch.add(length, origins[source], load_native16(self.told_c, at))
 
     def send_trains(self, batch: Batch, roads: dict[int, Road], lanes: int, max_segments: int) -> int:
         """Send the FORWARDED trains of `batch`; returns how many were refused, whose verdict is then minus the errno,
@@ -175,9 +195,18 @@ class Kernel:
         """One writev."""
         return syscalls.write_packet(fd, vnet, vnet_at, data, at, length)
 
-    def receive(self, receiver: socket.socket, data: WritableOctets, at: int, room: int, told: WritableOctets) -> int:
-        """One recvmsg."""
-        return syscalls.receive(receiver, data, at, room, told)
+    def receive_many(
+        self,
+        receiver: socket.socket,
+        data: WritableOctets,
+        at: int,
+        apart: int,
+        room: int,
+        count: int,
+        told: WritableOctets,
+    ) -> int:
+        """One recvmmsg."""
+        return syscalls.receive_many(receiver, data, at, apart, room, count, told)
 
     def send(self, sender: socket.socket, data: Octets, at: int, length: int, stride: int, to: bytes) -> int:
         """One sendmsg."""

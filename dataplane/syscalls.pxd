@@ -35,27 +35,10 @@ cdef extern from *:
 
     typedef union { struct cmsghdr header; unsigned char bytes[CMSG_SPACE(sizeof(int))]; } pfdp_ancillary;
 
-    static inline int pfdp_receive(int fd, void *data, size_t room, unsigned char *told) {
-        struct iovec part = {data, room};
-        struct sockaddr_in6 source; /* the larger of the two */
-        pfdp_ancillary ancillary;
-        struct msghdr message;
+    static inline void pfdp_tell(const struct msghdr *message, const struct sockaddr_in6 *source, unsigned char *told) {
         struct cmsghdr *one;
-        ssize_t moved;
         uint16_t stride = 0;
-        memset(&source, 0, sizeof source);
-        memset(&message, 0, sizeof message);
-        message.msg_name = &source;
-        message.msg_iov = &part;
-        message.msg_iovlen = 1;
-        message.msg_control = &ancillary;
-        do {
-            message.msg_namelen = sizeof source;
-            message.msg_controllen = sizeof ancillary;
-            moved = recvmsg(fd, &message, 0);
-        } while (moved < 0 && errno == EINTR);
-        if (moved < 0) return -errno;
-        for (one = CMSG_FIRSTHDR(&message); one; one = CMSG_NXTHDR(&message, one)) {
+        for (one = CMSG_FIRSTHDR(message); one; one = CMSG_NXTHDR((struct msghdr *)message, one)) {
             if (one->cmsg_level == IPPROTO_UDP && one->cmsg_type == UDP_GRO) {
                 int size;
                 memcpy(&size, CMSG_DATA(one), sizeof size);
@@ -63,9 +46,42 @@ cdef extern from *:
             }
         }
         memcpy(told, &stride, sizeof stride);
-        if (source.sin6_family == AF_INET6) memcpy(told + 8, &source.sin6_addr, 16);
-        else memcpy(told + 8, &((struct sockaddr_in *)&source)->sin_addr, 4);
-        return (int)moved;
+        if (source->sin6_family == AF_INET6) memcpy(told + 8, &source->sin6_addr, 16);
+        else memcpy(told + 8, &((const struct sockaddr_in *)source)->sin_addr, 4);
+    }
+
+    /* struct mmsghdr (recvmmsg(2)), which the headers hide without _GNU_SOURCE, and Python's headers come first. */
+    struct pfdp_message { struct msghdr header; unsigned int length; };
+    int recvmmsg(int, struct mmsghdr *, unsigned int, int, struct timespec *);
+
+    static inline int pfdp_receive_many(
+        int fd, unsigned char *data, size_t apart, size_t room, unsigned int count, unsigned char *told
+    ) {
+        struct pfdp_message messages[32];
+        struct iovec parts[32];
+        struct sockaddr_in6 sources[32];
+        pfdp_ancillary ancillary[32];
+        int received;
+        memset(messages, 0, count * sizeof *messages);
+        for (unsigned int k = 0; k < count; k++) {
+            struct msghdr *header = &messages[k].header;
+            parts[k].iov_base = data + k * apart;
+            parts[k].iov_len = room;
+            sources[k].sin6_family = 0;
+            header->msg_name = &sources[k];
+            header->msg_namelen = sizeof sources[k];
+            header->msg_iov = &parts[k];
+            header->msg_iovlen = 1;
+            header->msg_control = &ancillary[k];
+            header->msg_controllen = sizeof ancillary[k];
+        }
+        do received = recvmmsg(fd, (struct mmsghdr *)messages, count, 0, NULL); while (received < 0 && errno == EINTR);
+        if (received < 0) return -errno;
+        for (int k = 0; k < received; k++, told += 24) {
+            pfdp_tell(&messages[k].header, &sources[k], told);
+            memcpy(told + 4, &messages[k].length, 4);
+        }
+        return received;
     }
 
     static inline int pfdp_send(int fd, const void *data, size_t length, size_t stride, const void *to, size_t to_length) {
@@ -126,8 +142,10 @@ cdef extern from *:
         size_t stride, const void *to, size_t to_length
     ) noexcept
     int pfdp_readv(int fd, void *head, size_t head_length, void *body, size_t body_length) noexcept
+    int pfdp_receive_many(
+        int fd, unsigned char *data, size_t apart, size_t room, unsigned int count, unsigned char *told
+    ) noexcept
     int pfdp_writev(int fd, const void *head, size_t head_length, const void *body, size_t body_length) noexcept
-    int pfdp_receive(int fd, void *data, size_t room, unsigned char *told) noexcept
     int pfdp_send(int fd, const void *data, size_t length, size_t stride, const void *to, size_t to_length) noexcept
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
@@ -138,6 +156,7 @@ cdef enum:
     VNET_LENGTH = 10
     TOLD_LENGTH = 24
     MAX_GROUP = 64
+    MAX_MESSAGES = 32
 
 cdef inline int read_packet(
     int fd, unsigned char[::1] vnet, Py_ssize_t vnet_at, unsigned char[::1] data, Py_ssize_t at, Py_ssize_t room
@@ -153,12 +172,16 @@ cdef inline int write_packet(
     require(at, length, data.shape[0])
     return pfdp_writev(fd, &vnet[vnet_at], VNET_LENGTH, &data[at] if length else NULL, length)
 
-cdef inline int receive(
-    object receiver, unsigned char[::1] data, Py_ssize_t at, Py_ssize_t room, unsigned char[::1] told
+cdef inline int receive_many(
+    object receiver, unsigned char[::1] data, Py_ssize_t at, Py_ssize_t apart, Py_ssize_t room, Py_ssize_t count,
+    unsigned char[::1] told
 ) except? -9999:
-    require(at, room, data.shape[0])
-    require(0, TOLD_LENGTH, told.shape[0])
-    return pfdp_receive(receiver.fileno(), &data[at] if room else NULL, room, &told[0])
+    if not 0 < count <= MAX_MESSAGES:
+        raise IndexError("no such number of messages")
+    require(at, 0, data.shape[0])
+    require(at + (count - 1) * apart, room, data.shape[0])
+    require(0, count * TOLD_LENGTH, told.shape[0])
+    return pfdp_receive_many(receiver.fileno(), &data[at], apart, room, count, &told[0])
 
 cdef inline int send(
     object sender, const unsigned char[::1] data, Py_ssize_t at, Py_ssize_t length, Py_ssize_t stride, bytes to

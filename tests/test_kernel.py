@@ -16,6 +16,20 @@ from dataplane.kernel import IN_RUN, Kernel
 from dataplane.syscalls import sockaddr
 from dataplane.verdict import Verdict
 
+
+class Nobody:
+    """A socket that is closed."""
+
+    family = socket.AF_INET
+
+    def fileno(self) -> int:
+        return -1
+
+    def recvmsg_into(self, *_: object) -> None:
+        raise OSError(errno.EBADF, "closed")
+
+
+NOBODY = Nobody()
 HOSTS = {4: "127.0.0.1", 6: "::1"}
 POISON = bytes([POISON_OCTET])
 LOOPBACK = {4: 0x7F000001, 6: 1}
@@ -31,8 +45,8 @@ class PythonKernel(Kernel):
     def write_packet(self, *arguments):
         return syscalls.write_packet(*arguments)
 
-    def receive(self, *arguments):
-        return syscalls.receive(*arguments)
+    def receive_many(self, *arguments):
+        return syscalls.receive_many(*arguments)
 
     def send(self, *arguments):
         return syscalls.send(*arguments)
@@ -329,6 +343,21 @@ def test_receives_with_the_number_of_the_source(kernel, pair):
     assert (batch.count, batch.length[0], batch.peer[0]) == (1, 0, -1)
 
 
+@pytest.mark.parametrize("count", [1, 2, 31, 32, 33, 70])
+def test_receives_any_number_of_datagrams_and_leaves_the_rest(kernel, pair, count):
+    family, sender, receiver = pair
+    payloads = [bytes([i]) * (i * 13 + 1) for i in range(count)]
+    for payload in payloads:
+        sender.sendto(payload, receiver.getsockname())
+    batch = Batch(40)
+    found = []
+    while kernel.receive_datagrams(receiver, batch, {LOOPBACK[family]: 1}, family == 4) == 0:
+        found += [bytes(batch.packet(i)) for i in range(batch.count)]
+        batch.clear()
+    found += [bytes(batch.packet(i)) for i in range(batch.count)]
+    assert found == payloads
+
+
 def test_receives_a_run_with_its_stride(kernel, pair):
     family, sender, receiver = pair
     receiver.setsockopt(socket.IPPROTO_UDP, UDP_GRO, 1)
@@ -346,12 +375,12 @@ def test_an_ipv6_source_is_the_number_of_its_address(host):
             super().__init__()
             self.left = 1
 
-        def receive(self, receiver, data, at, room, told):
+        def receive_many(self, receiver, data, at, apart, room, count, told):
             if not self.left:
                 return -errno.EAGAIN
             self.left -= 1
-            told[8:24] = ip_address(host).packed
-            return 0
+            told[:24] = bytes(8) + ip_address(host).packed
+            return 1
 
     batch = Batch(2)
     Kernel6().receive_datagrams(None, batch, {int(ip_address(host)): 3}, False)
@@ -367,9 +396,14 @@ def test_an_ipv6_source_is_the_number_of_its_address(host):
         ("read_packet", (-1, bytearray(10), 0, bytearray(9), -1, 9)),
         ("write_packet", (-1, bytearray(9), 0, bytearray(9), 0, 9)),
         ("write_packet", (-1, bytearray(10), 0, bytearray(9), 8, 2)),
-        ("receive", (0, bytearray(9), 0, 10, bytearray(24))),
-        ("receive", (0, bytearray(9), 0, 9, bytearray(23))),
-        ("send", (0, bytearray(9), 5, 5, 5, b"")),
+        ("receive_many", (NOBODY, bytearray(9), 0, 0, 10, 1, bytearray(24))),
+        ("receive_many", (NOBODY, bytearray(9), 0, 9, 9, 1, bytearray(23))),
+        ("receive_many", (NOBODY, bytearray(18), 0, 10, 9, 2, bytearray(48))),
+        ("receive_many", (NOBODY, bytearray(18), 0, 9, 9, 2, bytearray(47))),
+        ("receive_many", (NOBODY, bytearray(18), -1, 9, 9, 1, bytearray(48))),
+        ("receive_many", (NOBODY, bytearray(18), 0, 0, 9, 0, bytearray(48))),
+        ("receive_many", (NOBODY, bytearray(18), 0, 0, 9, 33, bytearray(2000))),
+        ("send", (NOBODY, bytearray(9), 5, 5, 5, b"")),
     ],
 )
 def test_an_access_beyond_a_buffer_raises_in_either_form(kernel, call, arguments):
@@ -389,7 +423,7 @@ def test_a_socket_that_is_closed_is_a_bad_descriptor(kernel, pair):
     sender.close()
     receiver.close()
     assert kernel.send(sender, b"x", 0, 1, 1, to) == -errno.EBADF
-    assert kernel.receive(receiver, bytearray(9), 0, 9, bytearray(24)) == -errno.EBADF
+    assert kernel.receive_many(receiver, bytearray(9), 0, 9, 9, 1, bytearray(24)) == -errno.EBADF
 
 
 @pytest.mark.parametrize("endpoint", [("192.0.2.1", 8472), ("2001:db8::1", 8472, 0, 0), ("fe80::1", 65535, 0x12345, 7)])

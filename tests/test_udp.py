@@ -2,6 +2,7 @@
 
 import errno
 import socket
+import sys
 from ipaddress import ip_address
 
 import pytest
@@ -124,14 +125,14 @@ class FloodedKernel(Kernel):
         super().__init__()
         self.ipv6 = 3
 
-    def receive(self, receiver, data, at, room, told):
+    def receive_many(self, receiver, data, at, apart, room, count, told):
         if receiver == "ipv6":
-            if not self.ipv6:
-                return -errno.EAGAIN
-            self.ipv6 -= 1
-        data[at] = 4 if receiver == "ipv4" else 6
-        told[:2] = b"\0\0"
-        return 1
+            count = min(count, self.ipv6)
+            self.ipv6 -= count
+        for k in range(count):
+            data[at + k * apart] = 4 if receiver == "ipv4" else 6
+            told[k * 24 : k * 24 + 8] = bytes(4) + (1).to_bytes(4, sys.byteorder)
+        return count or -errno.EAGAIN
 
 
 @pytest.mark.parametrize("limit", [1, 2, 0])
