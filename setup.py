@@ -26,7 +26,8 @@ def types_changed() -> bool:
     """Whether a .pxd is newer than what was made last: Cython does not see that a module depends on another's inline C."""
     sources = [Path("build/cython", name.replace(".", "/") + ".c") for name in hot_modules()]
     made = [path.stat().st_mtime for path in sources if path.exists()]
-    types = [path.stat().st_mtime for folder in ("encap", "routing", "dataplane", "bench") for path in Path(folder).rglob("*.pxd")]
+    folders = ("encap", "routing", "dataplane", "bench")
+    types = [path.stat().st_mtime for folder in folders for path in Path(folder).rglob("*.pxd")]
     return bool(made) and max(types) > min(made)
 
 
