@@ -1,15 +1,22 @@
 """Overlay networks in memory: what a test can say to one, and that the same seed says the same again."""
 
 import asyncio
+import gc
 import subprocess
-from ipaddress import IPv4Address, IPv4Network
+import typing
+from collections.abc import Awaitable
+from ipaddress import IPv4Address, IPv4Network, ip_address
 
 import pytest
 from scapy.layers.inet import ICMP, IP, UDP
 from scapy.layers.inet6 import IPv6
 from scapy.packet import Raw
 
-from dataplane.overlay import Burst, LinkSpec, Overlay, VirtualLoop
+from dataplane.overlay import Burst, LinkSpec, Overlay, StalledError, VirtualLoop, inner
+from dataplane.underlay.fake import Datagram, FakeNetwork, Fate
+from dataplane.underlay.link import LinkCounts
+from encap.checksum import pseudo_sum
+from encap.fields import store16
 from routing.allocator import NoFreeSubnetError
 
 
@@ -97,6 +104,142 @@ def test_udp_sockets(three):
     assert overlay.run(answered()) == b"late"
 
 
+def test_a_socket_is_a_context_manager_and_need_not_wait_for_ever(three):
+    overlay, a, b, _ = three
+    with a.open_udp(7000) as one, b.open_udp(7001) as other:
+        with pytest.raises(TimeoutError):
+            overlay.run(other.receive(timeout=3))
+        assert overlay.now == pytest.approx(3)
+        one.send_to(b"hello", other)
+        assert overlay.run(other.receive(timeout=3)) == (b"hello", (a.pod(), 7000))
+    a.open_udp(7000)
+
+
+def test_the_pods_of_a_node_end_with_its_subnet():
+    with Overlay(network="10.5.0.0/16", ipv6_network="fd00::/48", ipv6_subnet_length=123) as overlay:
+        a = overlay.add_node()
+        assert a.pod(244) == IPv4Address("10.5.1.254")  # 255 is the broadcast address
+        assert a.pings(a.pod(244)) is False  # nothing goes out: pods of one node have a bridge for that
+        assert str(a.pod(21, version=6)).endswith("3f")
+        for number, version, message in (
+            (245, 4, r"node1 has no pod 245 in 10\.5\.1\.0/24: its pods are 0 to 244"),
+            (-1, 4, "no pod -1"),
+            (22, 6, "no pod 22 in .*/123: its pods are 0 to 21"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                a.pod(number, version)
+    with Overlay(network="10.5.0.0/16", subnet_length=30) as overlay, pytest.raises(ValueError, match="too small for any"):
+        overlay.add_node().pod()
+
+
+# Checksums
+
+
+def damaged(packet, at: int) -> bytes:
+    """With one bit flipped."""
+    whole = bytearray(bytes(packet))
+    whole[at] ^= 0x10
+    return bytes(whole)
+
+
+@pytest.fixture
+def dual():
+    with Overlay(ipv6_network="fd00::/48") as overlay:
+        yield overlay, *overlay.add_nodes(2)
+
+
+@pytest.mark.parametrize("payload", [b"", b"odd", b"even"])
+@pytest.mark.parametrize("layer", [IP, IPv6])
+def test_a_datagram_with_a_wrong_checksum_is_counted_and_reaches_no_socket(dual, layer, payload):
+    overlay, a, b = dual
+    version = 4 if layer is IP else 6
+    socket = b.open_udp(2, b.pod(version=version))
+    packet = layer(src=str(a.pod(version=version)), dst=str(b.pod(version=version))) / UDP(sport=1, dport=2) / Raw(payload)
+    a.send(packet)
+    a.send(damaged(packet, len(packet) - 1))
+    overlay.settle()
+    assert [data for data, _ in socket.take()] == [payload]
+    assert b.host.bad_checksums == 1
+    assert len(b.received) == 2  # what the device delivered
+    assert "    dropped by the host, for a wrong checksum: 1\n" in overlay.report() + "\n"
+
+
+def test_over_ipv4_a_datagram_may_have_no_checksum_and_over_ipv6_it_may_not(dual):
+    overlay, a, b = dual
+    for layer, version in ((IP, 4), (IPv6, 6)):
+        b.open_udp(2, b.pod(version=version))
+        header = layer(src=str(a.pod(version=version)), dst=str(b.pod(version=version)))
+        a.send(header / UDP(sport=1, dport=2, chksum=0) / Raw(b"x"))
+    overlay.settle()
+    assert [len(socket.take()) for socket in b.host._sockets.values()] == [1, 0]
+    assert b.host.bad_checksums == 1
+
+
+def test_a_checksum_that_was_left_for_hardware_is_wrong():
+    a, b = IPv4Address("10.0.1.10"), IPv4Address("10.0.2.10")
+    packet = bytearray(inner.udp(a, 1, b, 2, b"payload"))
+    store16(packet, 26, pseudo_sum(packet, 12, 8, 17, 15))
+    with pytest.raises(inner.BadChecksumError):
+        inner.parse(bytes(packet))
+
+
+def test_zeros_are_no_checksum():
+    with pytest.raises(inner.BadChecksumError, match="of ICMP"):
+        inner.parse(bytes(IP(src="10.0.1.10", dst="10.0.2.10", proto=1) / Raw(bytes(8))))
+
+
+@pytest.mark.parametrize("length", range(9))
+@pytest.mark.parametrize("version", [4, 6])
+def test_what_hosts_send_has_right_checksums(version, length):
+    layer, a, b = (IP, "10.0.1.10", "10.0.2.10") if version == 4 else (IPv6, "fd00::1", "fd00::2")
+    sent = inner.udp(ip_address(a), 1, ip_address(b), 2, b"x" * length)
+    header = layer(src=a, dst=b, **({"id": 0, "flags": "DF"} if version == 4 else {}))
+    assert sent == bytes(header / UDP(sport=1, dport=2) / Raw(b"x" * length))
+    for packet in (sent, inner.echo(ip_address(a), ip_address(b), 1, 1, b"x" * length)):
+        assert inner.parse(packet).source == ip_address(a)
+
+
+def test_udp_is_as_long_as_it_says():
+    packet = IP(src="10.0.1.10", dst="10.0.2.10") / UDP(sport=1, dport=2, len=10) / Raw(b"ab")
+    trailing = IP(src="10.0.1.10", dst="10.0.2.10", proto=17) / Raw(bytes(packet)[20:] + b"cd")
+    assert inner.parse(bytes(trailing)).body[8:] == b"ab"
+    for length in (7, 99):
+        assert inner.parse(bytes(IP(src="10.0.1.10", dst="10.0.2.10") / UDP(sport=1, dport=2, len=length))) is None
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_a_damaged_ping_is_not_answered(dual, version):
+    overlay, a, b = dual
+    ping = inner.echo(a.pod(version=version), b.pod(version=version), 1, 1, b"payload")
+    a.send(damaged(ping, -1))
+    a.send(ping)
+    overlay.settle()
+    assert b.host.bad_checksums == 1
+    assert a.host.replies == 1
+
+
+def test_a_damaged_ipv4_header_is_found_whatever_is_in_it(dual):
+    _, a, b = dual
+    for content in (UDP(sport=1, dport=2), ICMP(), Raw(b"12345678")):
+        packet = IP(src=str(a.pod()), dst=str(b.pod()), proto=99 if isinstance(content, Raw) else None) / content
+        with pytest.raises(inner.BadChecksumError, match="IPv4 header"):
+            inner.parse(damaged(packet, 1))
+        inner.parse(bytes(packet))
+
+
+def test_a_link_that_corrupts_loses_datagrams_as_behind_a_kernel():
+    with Overlay(seed=2, link="corrupt=100%") as overlay:
+        a, b = overlay.add_nodes(2)
+        socket = b.open_udp(2)
+        sender = a.open_udp(1)
+        for _ in range(300):
+            sender.send_to(b"x" * 1000, socket)
+            overlay.settle()
+        arrived = socket.take()
+        assert {data for data, _ in arrived} <= {b"x" * 1000}  # hit in the outer headers' parts that nobody reads
+        assert b.host.bad_checksums > 250
+
+
 # Nodes and leases
 
 
@@ -176,6 +319,123 @@ def test_a_name_that_was_freed_can_be_taken_again(three):
     assert again.received
 
 
+def test_a_name_belongs_to_one_node_that_runs(three):
+    overlay, a, b, _ = three
+    with pytest.raises(ValueError, match="there is a node 'node2' already, and it runs"):
+        overlay.add_node("node2")
+    assert len(overlay.nodes) == 3
+    b.leave()
+    assert overlay.node("node2") is b
+    again = overlay.add_node("node2")
+    assert overlay.node("node2") is again
+    with pytest.raises(ValueError, match="already, and it runs"):
+        b.start()
+    again.stop()
+    b.start()
+    assert overlay.node("node2") is b
+    assert a.pings(b)
+
+
+def test_a_default_name_is_one_that_nobody_has():
+    with Overlay() as overlay:
+        taken = overlay.add_node("node2")
+        assert [node.name for node in overlay.add_nodes(2)] == ["node3", "node4"]
+        assert overlay.node("node2") is taken
+
+
+def test_a_stopped_node_starts_again_with_its_subnet_and_nothing_of_what_was_sent_meanwhile():
+    with Overlay(lease_seconds=3600) as overlay:
+        a, b, c = overlay.add_nodes(3)
+        socket = b.open_udp(7)
+        assert a.pings(b)
+        before = b.lease
+        overlay.run(1000)
+        b.stop()
+        b.send_echo(a)
+        assert not a.pings(b)
+        b.start()
+        assert b.is_running
+        assert (b.lease.subnet, b.lease.expiration) == (before.subnet, overlay.now + 3600)
+        assert a.pings(b)
+        assert b.pings(c)
+        assert b.verdicts == {"outbound": {"forwarded": 2}, "inbound": {"forwarded": 2}}  # as of a new process
+        a.open_udp(7).send_to(b"hello", socket)
+        overlay.settle()
+        assert [data for data, _ in socket.take()] == [b"hello"]  # pods live on
+
+        b.stop()
+        overlay.run(3601)
+        assert not a.pings(b)
+        b.start()
+        assert b.lease.subnet == before.subnet  # nobody has taken it
+        overlay.run(10_000)  # renewed again
+        assert a.pings(b)
+        b.start()  # runs already
+
+
+def test_a_node_that_starts_again_takes_another_subnet_if_its_own_is_gone():
+    with Overlay(lease_seconds=60) as overlay:
+        a, b = overlay.add_nodes(2)
+        b.leave()
+        overlay.add_node(subnet=str(b.lease.subnet))
+        b.start()
+        overlay.settle()
+        assert b.lease.subnet not in {node.lease.subnet for node in overlay.nodes if node is not b}
+        assert a.pings(b)
+        b.lose_store()
+        overlay.run(100)
+        b.find_store()
+        overlay.run(6)
+        assert "gone from the store" in b.failure
+        b.start()
+        assert b.failure is None
+        assert a.pings(b)
+        b.stop()
+        b.lose_store()
+        with pytest.raises(RuntimeError, match="cannot start without its store"):
+            b.start()
+
+
+@pytest.mark.parametrize("framing", ["vxlan", "ip"])
+def test_a_node_behind_a_nat_that_publishes_its_outside_address_is_reached_and_reaches(framing):
+    with Overlay(framing=framing, underlay="both") as overlay:
+        a = overlay.add_node()
+        b = overlay.add_node("hidden", public_ip="203.0.113.7", public_ipv6="2001:db8:ffff::7")
+        c = overlay.add_node(public_ip="203.0.113.8")
+        assert b.addresses == ["198.18.0.2", "2001:db8::2"]
+        assert str(b.lease.attributes.public_ip) == "203.0.113.7"
+        assert overlay.pings_all() == 6
+        assert {one.destination for one in overlay.underlay.crossed} == {"198.18.0.1", "203.0.113.7", "203.0.113.8"}
+        assert {node.verdicts["inbound"]["forwarded"] for node in (a, b, c)} == {4}
+        assert "hidden: 10.0.2.0-24 at 198.18.0.2, 2001:db8::2 (outside 203.0.113.7, 2001:db8:ffff::7)" in overlay.report()
+        overlay.partition(a, b)
+        assert not a.pings(b)
+        overlay.heal()
+        overlay.impair(a, b, delay="10ms")
+        assert overlay.run(a.ping(b)) == pytest.approx(0.020)
+        assert overlay.counts(a, b).sent == 3  # a partition stopped one before
+        b.stop()
+        b.start()
+        assert b.pings(a)
+        assert b.pings(c)
+
+
+def test_an_outside_address_belongs_to_one_node():
+    with Overlay() as overlay:
+        a = overlay.add_node(public_ip="198.18.0.2")  # where the second node would be
+        b = overlay.add_node()
+        assert b.addresses == ["198.18.0.3"]
+        assert a.pings(b)
+        for taken in ("198.18.0.1", "198.18.0.2", "198.18.0.3"):
+            with pytest.raises(ValueError, match="is the address of another node"):
+                overlay.add_node(public_ip=taken)
+        with pytest.raises(ValueError, match="has no IPv6"):
+            overlay.add_node(public_ipv6="2001:db8:1::1")
+        with pytest.raises(ValueError, match="nowhere"):
+            overlay.add_node(public_ip="nowhere")
+        assert len(overlay.nodes) == 2
+
+
 def test_a_node_whose_lease_is_gone_ends_when_it_hears_of_it(three):
     overlay, a, b, _ = three
     overlay.book.release(a.lease)
@@ -227,6 +487,125 @@ def test_loss_is_as_often_as_it_is_said():
         arrived = len(socket.take())
         assert abs(arrived - 1400) < 3 * (2000 * 0.3 * 0.7) ** 0.5
         assert overlay.counts(a, b).lost == 2000 - arrived
+
+
+def test_links_count_from_the_beginning_and_on_through_every_change():
+    with Overlay() as overlay:
+        a, b = overlay.add_nodes(2)
+        assert overlay.counts(a, b) == LinkCounts()
+        assert a.pings(b)
+        assert overlay.counts(a, b) == LinkCounts(sent=1, delivered=1)
+        overlay.impair(delay="1ms")
+        assert overlay.counts(a, b).sent == 1
+        overlay.impair()
+        assert a.pings(b)
+        overlay.impair(a, b, loss=1.0)
+        assert not a.pings(b)
+        overlay.impair(a, b)
+        assert a.pings(b)
+        assert overlay.counts(a, b) == LinkCounts(sent=4, delivered=3, lost=1)
+        assert overlay.counts(b, a) == LinkCounts(sent=3, delivered=3)
+        overlay.counts(a, b).sent = 99  # a copy
+        assert overlay.counts(a, b).sent == 4
+
+
+def test_counts_are_of_both_families():
+    with Overlay(underlay="both") as overlay:
+        a, b = overlay.add_nodes(2)
+        for source, destination in zip(a.addresses, b.addresses, strict=True):
+            overlay.underlay.send(Datagram(source, destination, 1, b"x"))
+        overlay.impair(a, b, loss=1.0)
+        for source, destination in zip(a.addresses, b.addresses, strict=True):
+            overlay.underlay.send(Datagram(source, destination, 1, b"x"))
+        assert overlay.counts(a, b) == LinkCounts(sent=4, delivered=2, lost=2)
+
+
+def test_every_datagram_tells_what_became_of_it():
+    with Overlay() as overlay:
+        a, b = overlay.add_nodes(2)
+        overlay.settle()
+
+        def fates(count: int = 1) -> list[str]:
+            for _ in range(count):
+                a.send_echo(b)
+            before = overlay.underlay.sent
+            overlay.run(0)
+            overlay.run(0)
+            sent = overlay.underlay.sent - before
+            return [one.fate for one in list(overlay.underlay.crossed)[-sent:]]
+
+        b.host.answers_pings = False
+        assert fates() == ["arrived"]
+        overlay.impair(a, b, loss=1.0)
+        assert fates() == ["lost"]
+        overlay.impair(a, b, mtu=68, oversize="drop")
+        assert fates() == ["oversize"]
+        overlay.impair(a, b, rate="1kbit", queue=0)
+        assert fates(2) == ["on its way", "queue full"]
+        overlay.settle()
+        overlay.impair(a, b)
+        overlay.partition(a, b)
+        assert fates() == ["partition"]
+        overlay.heal()
+        overlay.impair(a, b, delay=1.0)
+        assert fates() == [Fate.ON_ITS_WAY]
+        b.stop()
+        overlay.settle()
+        assert [one.fate for one in overlay.underlay.crossed][-1] == "nobody there"
+        report = overlay.report()
+        assert "1 stopped by partitions, 1 lost, 1 stopped by a full queue, 1 longer than the link's MTU" in report
+        assert "1 to an address that nobody has\n" in report
+
+
+def test_the_luckier_copy_of_a_duplicated_datagram_counts():
+    network = FakeNetwork(link=LinkSpec(duplicate=1.0))
+    receiver = network.attach(9, "192.0.2.2")
+    for _ in range(4095):
+        receiver.queue.put(Datagram("", "", 9, b""))
+    network.send(Datagram("192.0.2.1", "192.0.2.2", 9, b"one"))
+    network.send(Datagram("192.0.2.1", "192.0.2.2", 9, b"other"))
+    assert [one.fate for one in network.crossed] == [Fate.ARRIVED, Fate.RECEIVE_QUEUE_FULL]
+    assert network.queue_full == 3
+
+
+async def test_a_network_on_a_loop_that_runs_is_awaited(recwarn):
+    network = FakeNetwork(link=LinkSpec(delay=0.001))
+    network.send(Datagram("192.0.2.1", "192.0.2.2", 9, b"one"))
+    for drive in (network.settle, lambda: network.run(1)):
+        with pytest.raises(RuntimeError, match=r"await asyncio\.sleep instead"):
+            drive()
+    gc.collect()
+    assert not list(recwarn)
+    network.close()
+
+
+def test_a_datagram_that_is_sent_twice_is_two():
+    network = FakeNetwork()
+    one = Datagram("192.0.2.1", "192.0.2.2", 9, b"one")
+    network.send(one)
+    network.attach(9, "192.0.2.2")
+    network.send(one)
+    assert [sent.fate for sent in network.crossed] == ["nobody there", "arrived"]
+    assert network.nobody_there == 1
+    assert one == Datagram("192.0.2.1", "192.0.2.2", 9, b"one")
+
+
+def test_what_a_full_queue_refused_is_in_the_report(three):
+    overlay, a, b, c = three
+    overlay.settle()
+    for _ in range(1003):
+        a.send_echo(b)
+    b.engine.stop()  # nothing is taken from its queue any more
+    for _ in range(5):
+        overlay.settle()
+        for _ in range(900):
+            c.send_echo(b)
+    overlay.settle()
+    text = overlay.report()
+    assert "    dropped by the host's device, its queue being full: 3\n" in text
+    refused = 1000 + 4500 - 4096
+    assert f"    dropped by the node's underlay, its queue being full: {refused}\n" in text
+    assert f", {refused} refused by a full receive queue\n" in text
 
 
 def test_delay_is_what_a_ping_takes(three):
@@ -357,6 +736,120 @@ async def test_it_keeps_the_time_of_the_loop_that_it_is_made_in():
             overlay.settle()
         with pytest.raises(RuntimeError, match="runs already"):
             overlay.pings_all()
+
+
+async def test_pings_in_a_loop_leaves_no_coroutine_behind(recwarn):
+    async with Overlay() as overlay:
+        a, b = overlay.add_nodes(2)
+        with pytest.raises(RuntimeError, match=r"await ping\(\) instead"):
+            a.pings(b)
+        with pytest.raises(RuntimeError, match="runs already"):
+            overlay.run(a.ping(b))
+        gc.collect()
+        assert not list(recwarn)
+
+
+def test_waiting_for_a_datagram_that_nobody_sends_is_told_and_ends():
+    with Overlay(lease_seconds=100) as overlay:
+        a, b = overlay.add_nodes(2)
+        sender, receiver = a.open_udp(1), b.open_udp(2)
+        with pytest.raises(StalledError, match="is something awaited that nobody sends"):
+            overlay.run(receiver.receive())
+        assert overlay.now == 0
+        sender.send_to(b"late", receiver)
+        overlay.settle()
+        assert receiver.take()  # nobody waits for it any more
+        a.lose_store()
+        overlay.run(51)  # and is now tried again every five seconds
+        with pytest.raises(StalledError):
+            overlay.run(receiver.receive())
+        overlay.impair(delay=30)  # what is on its way is worth waiting for
+        sender.send_to(b"slow", receiver)
+        assert overlay.run(receiver.receive())[0] == b"slow"
+        assert overlay.now == pytest.approx(81)
+        assert b.lease.expiration == pytest.approx(150)  # renewed meanwhile
+        overlay.run(40)
+        assert [lease.key for lease in overlay.book.leases()] == [b.lease.key]
+
+
+def test_time_that_passes_may_be_text():
+    with Overlay() as overlay:
+        overlay.run("10ms")
+        overlay.run("1.5s")
+        assert overlay.now == pytest.approx(1.51)
+        for wrong, message in (
+            ("10 parsecs", "'10 parsecs' is not a time like 10ms"),
+            (-1, "0 or more, not -1"),
+            (float("nan"), "not nan"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                overlay.run(wrong)
+        with pytest.raises(TypeError, match="run takes seconds, a time like '20ms', or something to await, not None"):
+            overlay.run(None)
+
+
+def test_the_type_of_what_run_returns_is_that_of_the_coroutine():
+    results = [typing.get_type_hints(one) for one in typing.get_overloads(Overlay.run)]
+    assert [one["return"] for one in results] == [type(None), results[1]["what"].__args__[0]]
+    assert results[1]["what"].__origin__ is Awaitable
+
+
+async def fail(text: str) -> None:
+    raise LookupError(text)
+
+
+def test_what_a_task_raises_and_nobody_asks_for_is_raised_in_the_end():
+    overlay = Overlay()
+    kept = overlay.loop.create_task(fail("kept"))
+    overlay.run(1)
+    with pytest.raises(LookupError, match="kept"):
+        overlay.close()
+    assert kept.done()
+    assert overlay.loop.is_closed()
+    overlay.close()
+
+
+def test_so_is_what_callbacks_and_forgotten_tasks_raise():
+    async def resist() -> None:
+        try:
+            await asyncio.sleep(10)
+        finally:
+            raise OSError("in the end")
+
+    overlay = Overlay()
+    overlay.loop.create_task(fail("forgotten"))
+    overlay.loop.call_later(1, lambda: 1 // 0)
+    overlay.loop.create_task(resist())
+    overlay.run(2)
+    gc.collect()
+    with pytest.raises(ExceptionGroup) as caught:
+        overlay.close()
+    assert {repr(error) for error in caught.value.exceptions} == {
+        "LookupError('forgotten')", "ZeroDivisionError('integer division or modulo by zero')", "OSError('in the end')",
+    }  # fmt: skip
+
+
+def test_it_does_not_hide_what_the_test_raised():
+    def story() -> None:
+        with Overlay() as overlay:
+            kept.append(overlay.loop.create_task(fail("kept")))
+            overlay.run(1)
+            raise KeyError("the test's own")
+
+    kept = []
+    with pytest.raises(KeyError) as caught:
+        story()
+    (note,) = caught.value.__notes__
+    assert note == "besides, on the overlay's loop there was LookupError('kept'), and nobody asked for it"
+
+
+def test_what_somebody_has_asked_for_is_not_raised_again():
+    with Overlay() as overlay:
+        kept = overlay.loop.create_task(fail("kept"))
+        overlay.run(1)
+        assert isinstance(kept.exception(), LookupError)
+        with pytest.raises(LookupError):
+            overlay.run(fail("run"))
 
 
 async def test_a_coroutine_on_another_loop_is_told_so():

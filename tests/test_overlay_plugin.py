@@ -82,7 +82,7 @@ def test_a_failure_tells_the_seed_the_counters_and_where_the_datagrams_are(run, 
     command = ["tshark", "-n", "-r", path, "-d", "udp.port==8472,vxlan"]
     command += ["-T", "fields", "-e", "icmp.type", "-e", "frame.comment"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert shown.stdout.splitlines() == ["8\tarrived after 0.000 ms", "0\tarrived after 0.000 ms", "8\tlost"]
+    assert shown.stdout.splitlines() == ["8\tarrived after 0.000 ms", "0\tarrived after 0.000 ms", "8\tpartition"]
 
 
 def test_the_seed_follows_from_the_test_and_can_be_set(run, pytester):
@@ -93,6 +93,87 @@ def test_the_seed_follows_from_the_test_and_can_be_set(run, pytester):
     assert seeds[0] == seeds[1]
     assert seeds[2] == "repeat it with --overlay-seed 77"
     assert seeds[0] != seeds[2]
+
+
+def test_the_seed_of_the_command_line_is_stronger_than_a_markers(run):
+    test = """
+        import pytest
+
+        @pytest.mark.overlay(seed=9)
+        def test_it(overlay):
+            print("seed", overlay.seed)
+
+        @pytest.mark.underlay(seed=9)
+        def test_other(underlay):
+            print("seed", underlay.seed)
+    """
+    assert run(test, "-s").stdout.str().count("seed 9") == 2
+    assert run(test, "-s", "--overlay-seed=77").stdout.str().count("seed 77") == 2
+
+
+UNDERLAY = """
+    import asyncio
+    import time
+    import pytest
+    from dataplane.underlay.fake import Datagram
+
+    @pytest.mark.underlay(link="delay=20ms")
+    def test_it(underlay):
+        underlay.attach(9, "192.0.2.1")
+        receiver = underlay.attach(9, "192.0.2.2")
+        started = time.monotonic()
+        underlay.send(Datagram("192.0.2.1", "192.0.2.2", 9, b"one"))
+        underlay.run(0.010)
+        assert len(receiver.queue) == 0
+        underlay.settle()
+        assert receiver.queue.take().payload == b"one"
+        waiting = underlay.loop.create_task(asyncio.Event().wait())
+        print("took", "long" if time.monotonic() - started >= 0.020 else "no time")
+"""
+
+
+def test_the_underlay_has_a_loop_so_that_delays_work(run):
+    for option, took in (("--overlay-clock=virtual", "took no time"), ("--overlay-clock=real", "took long")):
+        result = run(UNDERLAY, "-s", "-W", "error", option)
+        result.assert_outcomes(passed=1)
+        assert took in result.stdout.str()
+
+
+def test_the_underlay_takes_the_time_of_a_coroutines_loop(pytester):
+    pytester.makepyfile("""
+        import asyncio
+        import pytest
+        from dataplane.underlay.fake import Datagram
+
+        @pytest.mark.asyncio
+        @pytest.mark.underlay(link="delay=1ms")
+        async def test_it(underlay):
+            receiver = underlay.attach(9, "192.0.2.2")
+            underlay.send(Datagram("192.0.2.1", "192.0.2.2", 9, b"one"))
+            await asyncio.sleep(0.005)
+            assert len(receiver.queue) == 1
+    """)
+    scope = "asyncio_default_fixture_loop_scope=function"
+    pytester.runpytest_inprocess("-p", "no:cacheprovider", "-o", scope).assert_outcomes(passed=1)
+
+
+def test_what_fails_in_a_task_is_an_error_of_the_test(run):
+    result = run("""
+        def test_it(overlay):
+            async def fail():
+                raise LookupError("the server is gone")
+
+            overlay.kept = overlay.loop.create_task(fail())
+            overlay.run(1)
+    """)
+    result.assert_outcomes(passed=1, errors=1)
+    assert "the server is gone" in result.stdout.str()
+    result = run("""
+        def test_it(overlay):
+            overlay.loop.call_later(0.01, lambda: 1 // 0)
+            overlay.run(0.1)
+    """, "--overlay-clock=real")  # fmt: skip
+    result.assert_outcomes(passed=1, errors=1)
 
 
 def test_a_test_that_passes_writes_nothing(run, pytester):

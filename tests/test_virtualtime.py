@@ -60,6 +60,46 @@ def test_a_loop_that_waits_for_nothing_says_so_and_does_not_hang(loop):
     loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
 
 
+def test_timers_in_the_background_go_off_in_their_turn_while_others_let_time_pass(loop):
+    seen = []
+
+    def again(when: float) -> None:
+        seen.append((loop.time(), "background"))
+        loop.call_at_in_background(when + 10, lambda: again(when + 10))
+
+    loop.call_at_in_background(10, lambda: again(10))
+    loop.call_at_in_background(12, lambda: seen.append("never")).cancel()
+    loop.call_at(15, lambda: seen.append((loop.time(), "timer")))
+    loop.run_until_complete(asyncio.sleep(35))
+    background = [(10, "background"), (15, "timer"), (20, "background"), (30, "background")]
+    assert seen == background
+    assert loop.time() == pytest.approx(35)
+
+
+def test_timers_in_the_background_are_nothing_to_wait_for(loop):
+    timer = loop.call_at_in_background(10, lambda: None)
+    with pytest.raises(StalledError, match="but those in the background"):
+        loop.run_until_complete(loop.create_future())
+    assert loop.time() == 0
+    assert not timer.cancelled()
+    loop.run_until_complete(asyncio.sleep(20))  # it is good for more
+
+
+def test_a_timer_in_the_background_that_is_late_goes_off_as_soon_as_time_passes(loop):
+    loop.run_until_complete(asyncio.sleep(5))
+    seen = []
+    loop.call_at_in_background(3, lambda: seen.append(loop.time()))
+    loop.run_until_complete(asyncio.sleep(1))
+    assert seen == [pytest.approx(5)]
+
+
+def test_a_closed_loop_takes_no_timer_in_the_background():
+    loop = VirtualLoop()
+    loop.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        loop.call_at_in_background(1, lambda: None)
+
+
 def test_work_for_a_thread_is_done_in_its_turn(loop):
     async def story() -> tuple[int, float]:
         value = await asyncio.to_thread(lambda: 6 * 7)

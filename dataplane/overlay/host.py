@@ -2,14 +2,17 @@
 
 Theory of operation: the device hands over every packet that the engine delivers. An echo request for any address of the
 node's subnets is answered as a pod there would; an echo reply ends the wait of whoever sent the request; a UDP datagram
-goes to the socket that is open on its port. Everything is kept in `received`, understood or not, and so are the ICMP errors
-that come back in `errors`.
+goes to the socket that is open on its port. A packet whose checksum is wrong is counted, and nobody gets it, as behind a
+kernel. Everything is kept in `received`, damaged or not, understood or not: that is what the device delivered, as tcpdump
+would show it there. ICMP errors that come back are kept in `errors`.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 from dataplane.overlay import inner
 from routing.config import Address
@@ -31,13 +34,24 @@ class IcmpError:
 
 
 class OverlaySocket:
-    """A UDP socket on the overlay, bound to `address` and `port`. Made by `OverlayNode.open_udp`."""
+    """A UDP socket on the overlay, bound to `address` and `port`. Made by `OverlayNode.open_udp`.
+
+    A context manager, which closes it.
+    """
 
     def __init__(self, host: "OverlayHost", address: Address, port: int) -> None:
         self.address = address
         self.port = port
         self._host = host
         self._waiting: asyncio.Queue[tuple[bytes, tuple[Address, int]]] = asyncio.Queue()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
 
     def send_to(self, data: bytes, to: "tuple[Address, int] | OverlaySocket") -> None:
         """Send a datagram to an address and port, or to another socket.
@@ -47,9 +61,10 @@ class OverlaySocket:
         address, port = (to.address, to.port) if isinstance(to, OverlaySocket) else to
         self._host.send(inner.udp(self.address, self.port, address, port, data))
 
-    async def receive(self) -> tuple[bytes, tuple[Address, int]]:
-        """The next datagram, and whom it is from."""
-        return await self._waiting.get()
+    async def receive(self, timeout: float | None = None) -> tuple[bytes, tuple[Address, int]]:  # noqa: ASYNC109 - as of sockets
+        """The next datagram, and whom it is from. Raises TimeoutError if none has come after `timeout` seconds."""
+        async with asyncio.timeout(timeout):
+            return await self._waiting.get()
 
     def take(self) -> list[tuple[bytes, tuple[Address, int]]]:
         """All datagrams that have arrived and were not taken yet."""
@@ -65,7 +80,8 @@ class OverlaySocket:
 
 
 class OverlayHost:
-    """See the module. `inject` sends a packet into the device (False: its queue is full), which carries `mtu` bytes."""
+    """See the module. `inject` sends a packet into the device (False: its queue is full), which carries `mtu` bytes; it is
+    replaced when there is another device."""
 
     def __init__(self, mtu: int, inject: Callable[[bytes], bool]) -> None:
         self.received: deque[bytes] = deque(maxlen=KEPT)
@@ -75,8 +91,10 @@ class OverlayHost:
         """Packets that found the device's queue full."""
         self.replies = 0
         """Echo replies that arrived, awaited or not."""
+        self.bad_checksums = 0
+        """Packets that were dropped for one: of the IPv4 header, ICMP, ICMPv6 or UDP."""
+        self.inject = inject
         self._mtu = mtu
-        self._inject = inject
         self._sockets: dict[tuple[Address, int], OverlaySocket] = {}
         self._pings: dict[tuple[Address, int], asyncio.Future[None]] = {}
 
@@ -84,7 +102,7 @@ class OverlayHost:
         """Send a whole IP packet. Raises ValueError if it is longer than the device's MTU."""
         if len(packet) > self._mtu:
             raise ValueError(f"the packet has {len(packet)} bytes, but the device's MTU is {self._mtu}")
-        if not self._inject(packet):
+        if not self.inject(packet):
             self.refused += 1
 
     def open_udp(self, address: Address, port: int) -> OverlaySocket:
@@ -109,7 +127,11 @@ class OverlayHost:
     def deliver(self, packet: bytes) -> None:
         """What the device does with each packet for this host."""
         self.received.append(packet)
-        parsed = inner.parse(packet)
+        try:
+            parsed = inner.parse(packet)
+        except inner.BadChecksumError:
+            self.bad_checksums += 1
+            return
         if parsed is None:
             return
         if parsed.is_icmp:
@@ -126,7 +148,7 @@ class OverlayHost:
         if body[0] == inner.ECHO_REQUEST[version]:
             if self.answers_pings:
                 reply = inner.echo(packet.destination, packet.source, identifier, sequence, body[8:], reply=True)
-                if not self._inject(reply):
+                if not self.inject(reply):
                     self.refused += 1
         elif body[0] == inner.ECHO_REPLY[version]:
             self.replies += 1

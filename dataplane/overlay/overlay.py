@@ -7,17 +7,26 @@ the loop's clock.
 
 Whoever has no event loop says what is to happen and calls `run` or `settle`, which drive the overlay's own loop, a virtual
 one. Whoever has one makes the overlay inside it and awaits; the overlay then keeps that loop's time.
+
+What the overlay itself sets timers for, renewing leases and ending them, goes on in a virtual loop's background: it happens
+while a test lets time pass, and does not hide that everything else has come to a stop.
+
+On a loop of its own nothing fails unheard. Exceptions in callbacks, and in tasks that nobody has asked for theirs, are
+collected, and `close` raises them.
 """
 
 import asyncio
+import contextlib
 import itertools
 import json
 import math
 import random
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from pathlib import Path
-from typing import Any, SupportsBytes, TypeVar
+from types import TracebackType
+from typing import Any, Protocol, SupportsBytes, TypeVar, overload
+from weakref import WeakKeyDictionary
 
 from dataplane.batch import MAX_PACKET_LENGTH
 from dataplane.capture import Recorder
@@ -25,8 +34,8 @@ from dataplane.device.memory import MemoryDevice
 from dataplane.engine import Buffers, Engine
 from dataplane.overlay import inner
 from dataplane.overlay.host import OverlayHost, OverlaySocket
-from dataplane.overlay.virtualtime import VirtualLoop
-from dataplane.underlay.fake import RECORDED, FakeNetwork
+from dataplane.overlay.virtualtime import StalledError, VirtualLoop
+from dataplane.underlay.fake import RECORDED, Datagram, FakeNetwork, Fate, add_counts
 from dataplane.underlay.link import LinkCounts, LinkSpec, link_from_mapping, parse_link
 from dataplane.verdict import by_name
 from encap.overhead import MINIMUM_IPV4_MTU, MINIMUM_IPV6_MTU, overhead
@@ -50,43 +59,63 @@ _ECHO_PAYLOAD = b"pyflannel-dp echo"
 _RETRY_SECONDS = 5.0
 
 
-class OverlayNode:
-    """A node of an `Overlay`. Made by `Overlay.add_node`."""
+class _Cancellable(Protocol):
+    """A timer, whichever kind of loop it is set in."""
 
-    def __init__(self, overlay: "Overlay", number: int, name: str, attributes: LeaseAttributes, lease: Lease) -> None:
+    def cancel(self) -> None:
+        """Do not call."""
+
+
+class OverlayNode:
+    """A node of an `Overlay`. Made by `Overlay.add_node`.
+
+    `addresses` are its interface's on the underlay; `attributes` may have others, by which a NAT lets others reach it.
+    """
+
+    def __init__(
+        self, overlay: "Overlay", number: int, name: str, addresses: list[str], attributes: LeaseAttributes, lease: Lease
+    ) -> None:
         self.overlay = overlay
         self.number = number
         self.name = name
+        self.addresses = addresses
         self.lease = lease
         self.attributes = attributes
         self.device = MemoryDevice(name, overlay.device_mtu, deliver=self._deliver, loop=overlay.loop)
         self.host = OverlayHost(overlay.device_mtu, self.device.inject)
-        self.underlay = overlay.underlay.attach(overlay.port, *self.addresses)
-        nobody_yet = build(overlay.identity_of(self), [])  # the overlay gives it the table that holds, with all others
+        self.is_running = False
+        self.sees_store = True
+        self.failure: str | None = None
+        """Why the node stopped by itself, as a real one would end."""
+        self._renewal: _Cancellable | None = None
+        self._sequence = itertools.count(1)
+        self._run()
+
+    def _run(self) -> None:
+        """Begin as a new process does, with counters at 0; the lease is there already."""
+        self.underlay = self.overlay.underlay.attach(self.overlay.port, *self.addresses)
+        nobody_yet = build(self.overlay.identity_of(self), [])  # the overlay gives it the table that holds, with all others
         self.engine = Engine(
             self.device,
             self.underlay,
             nobody_yet,
-            buffers=overlay.buffers,
-            now=overlay.loop.time,
+            buffers=self.overlay.buffers,
+            now=self.overlay.loop.time,
             failed=self._engine_failed,
         )
         self.is_running = True
-        self.sees_store = True
-        self.failure: str | None = None
-        """Why the node stopped by itself, as a real one would end."""
-        self._renewal: asyncio.TimerHandle | None = None
-        self._sequence = itertools.count(1)
         self.engine.start()
         self.plan_renewal()
 
     def __repr__(self) -> str:
-        return f"<{self.name} {self.lease.key} at {', '.join(self.addresses)}>"
+        return f"<{self.name} {self.lease.key} at {self.where}>"
 
     @property
-    def addresses(self) -> list[str]:
-        """Its addresses on the underlay."""
-        return [str(one) for one in (self.attributes.public_ip, self.attributes.public_ipv6) if one is not None]
+    def where(self) -> str:
+        """Its addresses on the underlay, and those by which others know it if they differ."""
+        public = [str(one) for one in (self.attributes.public_ip, self.attributes.public_ipv6) if one is not None]
+        behind_nat = "" if public == self.addresses else f" (outside {', '.join(public)})"
+        return ", ".join(self.addresses) + behind_nat
 
     @property
     def identity(self) -> Identity:
@@ -96,12 +125,16 @@ class OverlayNode:
     def pod(self, number: int = 0, version: int | None = None) -> Address:
         """The address of a pod in this node's subnet: the tenth address for pod 0, the eleventh for pod 1 …
 
-        Raises ValueError if the node has no subnet of that IP version.
+        Raises ValueError if the node has no subnet of that IP version, or no such pod has an address in it.
         """
         version = version or (4 if self.lease.subnet is not None else 6)
         subnet: Network | None = self.lease.subnet if version == 4 else self.lease.ipv6_subnet
         if subnet is None:
             raise ValueError(f"{self.name} has no IPv{version} subnet")
+        last = subnet.num_addresses - (2 if version == 4 else 1)  # IPv4's very last one is for broadcasts
+        if not 0 <= number <= last - _POD:
+            there = f"its pods are 0 to {last - _POD}" if last >= _POD else "it is too small for any"
+            raise ValueError(f"{self.name} has no pod {number} in {subnet}: {there}")
         return subnet[_POD + number]
 
     # The host's part
@@ -153,6 +186,7 @@ class OverlayNode:
 
     def pings(self, target: "OverlayNode | Address") -> bool:
         """Whether one echo request is answered within a second; for tests without an event loop."""
+        self.overlay.refuse_inside("await ping()")  # before there is a coroutine that nobody would await
         return self.overlay.run(self.ping(target)) is not None
 
     def _version_towards(self, target: "OverlayNode") -> int:
@@ -179,6 +213,23 @@ class OverlayNode:
             self.underlay.close()
             self._cancel_renewal()
 
+    def start(self) -> None:
+        """Run again after a stop, as a new process on the same host: a lease with the same subnets if they are to be had.
+
+        What was sent meanwhile is gone. Raises ValueError if another node has the name by now, NoFreeSubnetError, and
+        RuntimeError without the store.
+        """
+        if self.is_running:
+            return
+        if not self.sees_store:
+            raise RuntimeError(f"{self.name} cannot start without its store: call find_store() first")
+        self.overlay.take_name(self)
+        self.lease = self.overlay.book.acquire(self.attributes, Subnets(self.lease.subnet, self.lease.ipv6_subnet))
+        self.failure = None
+        self.device = MemoryDevice(self.name, self.overlay.device_mtu, deliver=self._deliver, loop=self.overlay.loop)
+        self.host.inject = self.device.inject
+        self._run()
+
     def leave(self) -> None:
         """Stop, and give the lease back, so that the others forget this node at once."""
         self.stop()
@@ -197,7 +248,7 @@ class OverlayNode:
         """See to it that the lease is renewed before its end, as early as flannel does."""
         if self.lease.expiration is not None:
             margin = min(3600.0, self.overlay.book.lease_seconds / 2)
-            self._renewal = self.overlay.loop.call_at(self.lease.expiration - margin, self._renew)
+            self._renewal = self.overlay.call_at_in_background(self.lease.expiration - margin, self._renew)
 
     def _engine_failed(self, error: Exception) -> None:
         self.fail(str(error) or repr(error))
@@ -210,7 +261,7 @@ class OverlayNode:
 
     def _renew(self) -> None:
         if not self.sees_store:
-            self._renewal = self.overlay.loop.call_later(_RETRY_SECONDS, self._renew)
+            self._renewal = self.overlay.call_at_in_background(self.overlay.now + _RETRY_SECONDS, self._renew)
             return
         try:
             self.lease = self.overlay.book.renew(self.lease)
@@ -261,6 +312,8 @@ class Overlay:
         self.seed = seed
         self.framing = framing
         self.nodes: list[OverlayNode] = []
+        self._by_name: dict[str, OverlayNode] = {}
+        """The last node that took each name."""
         self.buffers = Buffers()
         self._families = _FAMILIES[underlay]
         self._check_sources = check_sources
@@ -274,7 +327,10 @@ class Overlay:
         config = _config_text(network, ipv6_network, subnet_length, ipv6_subnet_length, framing, vni)
         parse_config(config)  # whatever can be wrong is, before there is a loop to close
         everywhere = _spec(link, {})
-        self._owns_loop, self.loop = _loop_for(loop)
+        is_own, self.loop = _loop_for(loop)
+        self._failures: _Failures | None = None
+        if is_own:
+            self.adopt_loop()
         self.underlay = FakeNetwork(mtu, link=everywhere, seed=seed, record=record, loop=self.loop)
         self.book = LeaseBook(
             config,
@@ -288,7 +344,7 @@ class Overlay:
         self._numbers = itertools.count(1)
         self._base: tuple[int, Table] | None = None
         self._refreshing: asyncio.Handle | None = None
-        self._expiry: asyncio.TimerHandle | None = None
+        self._expiry: _Cancellable | None = None
         self._stop_listening = self.book.listen(self._on_change)
 
     # Life
@@ -296,17 +352,39 @@ class Overlay:
     def __enter__(self) -> "Overlay":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        for failure in self._end():  # beside what the block raised they are only told of
+            error.add_note(f"besides, on the overlay's loop there was {failure!r}, and nobody asked for it")
 
     async def __aenter__(self) -> "Overlay":
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.close()
+        self.close()  # the loop is another's, and so are its failures
 
     def close(self) -> None:
-        """End everything. May be called twice."""
+        """End everything. May be called twice.
+
+        Raises what was raised on the overlay's own loop, in a callback or in a task, and asked for by nobody: one exception
+        as it is, several as an ExceptionGroup. On a loop that is another's they are left to asyncio, which logs them.
+        """
+        failures = self._end()
+        if len(failures) == 1:
+            raise failures[0]
+        if failures:
+            raise ExceptionGroup("on the overlay's loop, and nobody asked for them", failures)
+
+    def adopt_loop(self) -> None:
+        """From now on the loop that was given is the overlay's own: nothing fails on it unheard, and `close` closes it."""
+        self._failures = _Failures(self.loop)
+
+    def _end(self) -> list[Exception]:
+        """What nobody has asked for until then."""
         for node in self.nodes:
             node.stop()
         self._stop_listening()
@@ -315,30 +393,51 @@ class Overlay:
         for handle in (self._refreshing, self._expiry):
             if handle is not None:
                 handle.cancel()
-        if self._owns_loop and not self.loop.is_closed():
-            try:
-                cancel_tasks(self.loop)
-            finally:
-                self.loop.close()
+        if self._failures is None or self.loop.is_closed():
+            return []
+        try:
+            ended = cancel_tasks(self.loop)
+            return self._failures.take() + ended
+        finally:
+            self.loop.close()
 
     # Nodes and leases
 
     def add_node(
-        self, name: str | None = None, *, subnet: str | None = None, ipv6_subnet: str | None = None
+        self,
+        name: str | None = None,
+        *,
+        subnet: str | None = None,
+        ipv6_subnet: str | None = None,
+        public_ip: str | None = None,
+        public_ipv6: str | None = None,
     ) -> OverlayNode:
-        """A node, with the next free subnets or the given ones. Raises NoFreeSubnetError, ValueError if one is taken."""
-        number = next(self._numbers)
+        """A node, with the next free subnets or the given ones. Raises NoFreeSubnetError, ValueError if one is taken.
+
+        With `public_ip` or `public_ipv6` it is behind a NAT that gives it this address, and its lease tells the others so,
+        as flannel's options of these names do. A name belongs to one running node. Raises ValueError.
+        """
+        if name is not None:
+            self._require_free(name)
+        outside = self._outside_addresses(public_ip, public_ipv6)
+        number = self._next_number()
         wanted = Subnets(
             IPv4Network(subnet) if subnet else self._nth_ipv4(number),
             IPv6Network(ipv6_subnet) if ipv6_subnet else self._nth_ipv6(number),
         )
-        attributes = self._attributes(number)
+        ipv4, ipv6 = self._addresses(number)
+        attributes = self._attributes(outside.get(4, ipv4), outside.get(6, ipv6))
         lease = self.book.acquire(attributes, wanted)
         if (subnet and lease.subnet != wanted.ipv4) or (ipv6_subnet and lease.ipv6_subnet != wanted.ipv6):
             self.book.release(lease)
             raise ValueError(f"the subnet {subnet or ipv6_subnet} is taken, or no subnet of this overlay")
-        made = OverlayNode(self, number, name or f"node{number}", attributes, lease)
+        addresses = [str(one) for one in (ipv4, ipv6) if one is not None]
+        for inside in (ipv4, ipv6):
+            if inside is not None and inside.version in outside:
+                self.underlay.translate(str(inside), str(outside[inside.version]))
+        made = OverlayNode(self, number, name or self._default_name(number), addresses, attributes, lease)
         self.nodes.append(made)
+        self.take_name(made)
         return made
 
     def add_nodes(self, count: int) -> list[OverlayNode]:
@@ -347,17 +446,57 @@ class Overlay:
 
     def add_leases(self, count: int) -> list[Lease]:
         """Reservations for so many nodes that are elsewhere: they are in every table, and nobody answers behind them."""
-        numbers = [next(self._numbers) for _ in range(count)]
-        leases = [Lease(self._nth_ipv4(number), self._nth_ipv6(number), self._attributes(number)) for number in numbers]
+        numbers = [self._next_number() for _ in range(count)]
+        leases = [
+            Lease(self._nth_ipv4(number), self._nth_ipv6(number), self._attributes(*self._addresses(number)))
+            for number in numbers
+        ]
         self.book.reserve(leases)
         return leases
 
     def node(self, name: str) -> OverlayNode:
-        """The node of that name. Raises KeyError."""
-        found = next((node for node in self.nodes if node.name == name), None)
+        """The node of that name: the one that runs, or else the last that did. Raises KeyError."""
+        found = self._by_name.get(name)
         if found is None:
-            raise KeyError(f"there is no node {name!r}; there are {', '.join(node.name for node in self.nodes)}")
+            raise KeyError(f"there is no node {name!r}; there are {', '.join(self._by_name)}")
         return found
+
+    def take_name(self, node: OverlayNode) -> None:
+        """Let `node` be who is meant by its name. Raises ValueError if another one of that name runs."""
+        self._require_free(node.name, node)
+        self._by_name[node.name] = node
+
+    def _require_free(self, name: str, candidate: OverlayNode | None = None) -> None:
+        found = self._by_name.get(name)
+        if found is not None and found is not candidate and found.is_running:
+            raise ValueError(f"there is a node {name!r} already, and it runs: {found}")
+
+    def _default_name(self, number: int) -> str:
+        """A name that nobody has had, so that whoever looks for the node of an earlier one finds that."""
+        return next(name for name in (f"node{n}" for n in itertools.count(number)) if name not in self._by_name)
+
+    def _next_number(self) -> int:
+        """One whose underlay addresses are not outside addresses of others."""
+        while True:
+            number = next(self._numbers)
+            if not any(self.underlay.is_outside(str(one)) for one in self._addresses(number)):
+                return number
+
+    def _outside_addresses(self, public_ip: str | None, public_ipv6: str | None) -> dict[int, Address]:
+        """Those that were given, by IP version. Raises ValueError for one that does not fit, or somebody has."""
+        outside: dict[int, Address] = {}
+        if public_ip is not None:
+            outside[4] = IPv4Address(public_ip)
+        if public_ipv6 is not None:
+            outside[6] = IPv6Address(public_ipv6)
+        for version, address in outside.items():
+            if version not in self._families:
+                raise ValueError(f"{address} is no address for this underlay, which has no IPv{version}")
+            known = [(lease.attributes.public_ip, lease.attributes.public_ipv6) for lease in self.book.leases()]
+            hosts = [host for node in self.nodes for host in node.addresses]
+            if self.underlay.is_outside(str(address)) or str(address) in hosts or any(address in pair for pair in known):
+                raise ValueError(f"{address} is the address of another node")
+        return outside
 
     def _nth_ipv4(self, number: int) -> IPv4Network | None:
         subnet = _nth(self.book.config.ipv4, number)
@@ -369,9 +508,17 @@ class Overlay:
         assert not isinstance(subnet, IPv4Network)
         return subnet
 
-    def _attributes(self, number: int) -> LeaseAttributes:
-        ipv4 = _IPV4_UNDERLAY + number if 4 in self._families else None
-        ipv6 = _IPV6_UNDERLAY + number if 6 in self._families else None
+    def _addresses(self, number: int) -> tuple[IPv4Address | None, IPv6Address | None]:
+        """Those of node `number` on the underlay."""
+        return (
+            _IPV4_UNDERLAY + number if 4 in self._families else None,
+            _IPV6_UNDERLAY + number if 6 in self._families else None,
+        )
+
+    def _attributes(self, ipv4: Address | None, ipv6: Address | None) -> LeaseAttributes:
+        """What a node says of itself that others reach by these addresses."""
+        assert not isinstance(ipv4, IPv6Address)
+        assert not isinstance(ipv6, IPv4Address)
         is_vxlan = self.framing == FRAMING_VXLAN
         return LeaseAttributes(
             ipv4,
@@ -430,7 +577,7 @@ class Overlay:
             self._expiry = None
         moment = self.book.next_expiration()
         if moment is not None:
-            self._expiry = self.loop.call_at(moment, self._expire)
+            self._expiry = self.call_at_in_background(moment, self._expire)
 
     def _expire(self) -> None:
         self.book.expire()
@@ -469,10 +616,16 @@ class Overlay:
         self.underlay.heal()
 
     def counts(self, source: OverlayNode, destination: OverlayNode) -> LinkCounts:
-        """What became of the datagrams on the link from `source` to `destination` since it was first impaired."""
-        start = source.addresses[0]
-        end = next(address for address in destination.addresses if (":" in address) == (":" in start))
-        return self.underlay.link(start, end).counts
+        """What has become of the datagrams from `source` to `destination` so far, over both families of the underlay.
+
+        Of those that came to the link: what a partition stops does not. A datagram that the link delivers has come to the
+        address; whether somebody took it there is told by its fate.
+        """
+        total = LinkCounts()
+        for start, end in itertools.product(source.addresses, destination.addresses):
+            if (":" in start) == (":" in end):
+                add_counts(total, self.underlay.counts(start, end))
+        return total
 
     # Time
 
@@ -481,20 +634,50 @@ class Overlay:
         """Seconds by the overlay's clock."""
         return self.loop.time()
 
-    def run(self, what: "float | Awaitable[T]") -> T | None:
-        """Let so many seconds pass, or run `what` to its end and return what it returns; from outside of any loop."""
-        self._refuse_inside("await it, or asyncio.sleep,")
-        if isinstance(what, (int, float)):
-            self.loop.run_until_complete(asyncio.sleep(what))
+    def call_at_in_background(self, when: float, call: Callable[[], None]) -> _Cancellable:
+        """Call `call` at that time. A virtual loop does not let time pass for this alone."""
+        if isinstance(self.loop, VirtualLoop):
+            return self.loop.call_at_in_background(when, call)
+        return self.loop.call_at(when, call)
+
+    @overload
+    def run(self, what: float | str) -> None: ...
+
+    @overload
+    def run(self, what: Awaitable[T]) -> T: ...
+
+    def run(self, what: float | str | Awaitable[T]) -> T | None:
+        """Let so much time pass, or run `what` to its end and return what it returns; from outside of any loop.
+
+        Time is in seconds, or a text like "20ms". Raises ValueError for what is no time, and StalledError if `what` waits
+        for something that cannot happen any more; it is cancelled then.
+        """
+        try:
+            self.refuse_inside("await it, or asyncio.sleep,")
+        except RuntimeError:
+            if asyncio.iscoroutine(what):
+                what.close()  # nobody can await it any more
+            raise
+        if isinstance(what, (int, float, str)):
+            self.loop.run_until_complete(asyncio.sleep(_seconds(what)))
             return None
-        return self.loop.run_until_complete(_as_coroutine(what))
+        if not isinstance(what, Awaitable):
+            raise TypeError(f"run takes seconds, a time like '20ms', or something to await, not {what!r}")
+        task = self.loop.create_task(_as_coroutine(what))
+        try:
+            return self.loop.run_until_complete(task)
+        except StalledError:  # it must not go on waiting, and take what somebody else waits for later
+            task.cancel()
+            with contextlib.suppress(StalledError):
+                self.loop.run_until_complete(asyncio.wait([task]))
+            raise
 
     def settle(self, limit: float = 3600.0) -> None:
         """Let everything arrive that is on its way, and what it gives rise to; from outside of any loop.
 
         Raises RuntimeError if after `limit` seconds something is still on its way.
         """
-        self._refuse_inside("await settled()")
+        self.refuse_inside("await settled()")
         self.loop.run_until_complete(self.settled(limit))
 
     async def settled(self, limit: float = 3600.0) -> None:
@@ -540,7 +723,8 @@ class Overlay:
                 "the overlay has an event loop of its own: give the coroutine to its run(), or make the overlay in here"
             )
 
-    def _refuse_inside(self, instead: str) -> None:
+    def refuse_inside(self, instead: str) -> None:
+        """Raises RuntimeError if the overlay's loop runs, in which nobody can wait for it to do something."""
         if self.loop.is_running():
             raise RuntimeError(f"the event loop runs already: {instead} instead")
 
@@ -551,7 +735,7 @@ class Overlay:
 
         A node's pings are sent five hundred at a time, and are answered or lost before the next ones.
         """
-        self._refuse_inside("await ping() for each pair")
+        self.refuse_inside("await ping() for each pair")
         before = sum(node.host.replies for node in self.nodes)
         for node in self.nodes:
             self.ping_from(node)
@@ -568,13 +752,27 @@ class Overlay:
 
     def report(self) -> str:
         """What there is to say when a test fails: the seed, and each node's lease and counters."""
-        network = self.underlay
+        network, links = self.underlay, self.underlay.total_counts()
         lines = [f"seed {self.seed}, {self.now:.6f} s, {network.sent} datagrams sent, {network.in_flight} on their way, "]
         lines[0] += f"{network.cut_off} stopped by partitions"
+        losses = {
+            "lost": links.lost,
+            "stopped by a full queue": links.queue_full,
+            "longer than the link's MTU": links.oversize,
+            "to an address that nobody has": network.nobody_there,
+            "refused by a full receive queue": network.queue_full,
+        }
+        lines[0] += "".join(f", {count} {why}" for why, count in losses.items() if count)
         for node in self.nodes[:_REPORTED_NODES]:
             state = "" if node.is_running else f", stopped{': ' + node.failure if node.failure else ''}"
-            lines.append(f"{node.name}: {node.lease.key} at {', '.join(node.addresses)}{state}")
+            lines.append(f"{node.name}: {node.lease.key} at {node.where}{state}")
             lines += [f"    {way}: {_counts(verdicts)}" for way, verdicts in node.verdicts.items()]
+            drops = {
+                "by the host's device, its queue being full": node.host.refused,
+                "by the node's underlay, its queue being full": node.underlay.queue.refused,
+                "by the host, for a wrong checksum": node.host.bad_checksums,
+            }
+            lines += [f"    dropped {where}: {count}" for where, count in drops.items() if count]
         if len(self.nodes) > _REPORTED_NODES:
             lines.append(f"and {len(self.nodes) - _REPORTED_NODES} nodes more")
         return "\n".join(lines)
@@ -582,14 +780,14 @@ class Overlay:
     def write_capture(self, path: Path) -> int:
         """Write the datagrams that were kept to `path`, as pcapng; returns how many. Raises OSError.
 
-        Each stands at the time at which it was sent, with a comment that says when it arrived, or that it did not.
+        Each stands at the time at which it was sent, with a comment that says when it arrived, or why it did not.
         """
         with open(path, "wb") as file:
             recorder = Recorder(file, now_ns=lambda: 0)
             for one in self.underlay.crossed:
                 recorder.datagram(
                     one.source, one.source_port, one.destination, one.port, one.payload,
-                    time_ns=round(one.sent_at * 1e9), comment=_fate(one.sent_at, one.arrivals),
+                    time_ns=round(one.sent_at * 1e9), comment=_comment(one),
                 )  # fmt: skip
             recorder.close()
         return len(self.underlay.crossed)
@@ -618,14 +816,68 @@ def _loop_for(loop: asyncio.AbstractEventLoop | None) -> tuple[bool, asyncio.Abs
         return True, VirtualLoop()
 
 
-def cancel_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """End the tasks that a test left behind, so that none is destroyed while it waits."""
+class _Failures:
+    """Collects what is raised on `loop` and asked for by nobody: by callbacks, and by tasks.
+
+    asyncio tells of a failed task when the garbage collector takes it, which may be late, in the middle of another test, or
+    never. So all tasks are known here, weakly, and those that are left are looked at in the end.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._found: list[Exception] = []
+        self._tasks: WeakKeyDictionary[asyncio.Task[Any], None] = WeakKeyDictionary()  # keeps their order
+        loop.set_exception_handler(self._handle)
+        loop.set_task_factory(self._make_task)
+
+    def take(self) -> list[Exception]:
+        """What there was; from now on nothing is collected."""
+        self._loop.set_exception_handler(None)
+        self._loop.set_task_factory(None)
+        for task in list(self._tasks):
+            # The flag by which asyncio itself knows that nobody has asked. There is no public one.
+            if task.done() and not task.cancelled() and getattr(task, "_log_traceback", False):
+                error = task.exception()
+                if isinstance(error, Exception):
+                    self._found.append(error)
+        self._tasks.clear()
+        return self._found
+
+    def _make_task(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> "asyncio.Task[Any]":
+        task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)
+        self._tasks[task] = None
+        return task
+
+    def _handle(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, Exception):
+            self._found.append(error)
+        else:
+            loop.default_exception_handler(context)
+
+
+def cancel_tasks(loop: asyncio.AbstractEventLoop) -> list[Exception]:
+    """End the tasks that a test left behind, so that none is destroyed while it waits; returns what they raised then."""
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
         task.cancel()
+    results: list[Any] = []
     if tasks:
-        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        results = loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
     loop.run_until_complete(loop.shutdown_asyncgens())
+    return [result for result in results if isinstance(result, Exception)]
+
+
+def _seconds(time: float | str) -> float:
+    """A span of time in seconds. Raises ValueError."""
+    if isinstance(time, str):
+        try:
+            return link_from_mapping({"delay": time}).delay
+        except ValueError:
+            raise ValueError(f"{time!r} is not a time like 10ms or 1.5s, of a day at most") from None
+    if not (math.isfinite(time) and time >= 0):
+        raise ValueError(f"time that passes is a number of seconds, 0 or more, not {time}")
+    return time
 
 
 async def _as_coroutine(what: Awaitable[T]) -> T:
@@ -678,7 +930,9 @@ def _counts(verdicts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in verdicts.items()) or "nothing"
 
 
-def _fate(sent_at: float, arrivals: tuple[float, ...]) -> str:
-    if not arrivals:
-        return "lost"
-    return "arrived after " + ", ".join(f"{(when - sent_at) * 1000:.3f} ms" for when in arrivals)
+def _comment(one: Datagram) -> str:
+    """What became of a datagram, for a capture."""
+    times = ", ".join(f"{(when - one.sent_at) * 1000:.3f} ms" for when in one.arrivals)
+    if one.fate is Fate.ARRIVED:
+        return f"arrived after {times}"
+    return f"{one.fate} after {times}" if times else str(one.fate)

@@ -5,11 +5,15 @@ The twin of ``udp``. A `FakeNetwork` knows its hosts by address. What a host sen
 come; over a perfect link, which is the default, that is at once and in order. What is sent to nobody is lost, as on a real
 network. Partitions and address translation belong to the network, not to links.
 
+A link that has been perfect all the time is a number: how many datagrams have crossed it. It becomes a `Link`, with a
+generator and a queue, when it first is anything else, and takes that number along into its counters. A thousand hosts have
+a million links, and most of them stay numbers.
+
 Time is a clock that the network is given, by default the running event loop's, which may be a virtual one
 (``dataplane.overlay.virtualtime``). Every link draws from a generator of its own, seeded with the network's seed and the
 two addresses, so that the fate of one pair's datagrams does not depend on what others send.
 
-`crossed` keeps the last datagrams, for tests to look at.
+`crossed` keeps the last datagrams, for tests to look at. What becomes of one is entered in it when it is known.
 """
 
 import asyncio
@@ -17,12 +21,14 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
 from ipaddress import ip_address
-from typing import Any, NamedTuple
+from typing import Any
 
 from dataplane.batch import MAX_PACKET_LENGTH, Batch
 from dataplane.mailbox import Mailbox
-from dataplane.underlay.link import Link, LinkSpec
+from dataplane.underlay.link import Link, LinkCounts, LinkSpec
 from dataplane.verdict import Verdict
 from encap.overhead import overhead
 from routing.table import UNKNOWN_VTEP, Endpoint
@@ -38,10 +44,33 @@ _CLOCK_RESOLUTION = 1e-9  # what asyncio's timers may be early by
 _COARSEST_CLOCK = 1e-3  # uvloop's
 
 
-class Datagram(NamedTuple):
+class Fate(StrEnum):
+    """What became of a datagram. Of the two copies of a duplicated one the luckier counts."""
+
+    ON_ITS_WAY = "on its way"
+    ARRIVED = "arrived"
+    """It waits in its addressee's queue, or was taken from it."""
+    LOST = "lost"
+    QUEUE_FULL = "queue full"
+    """The link's, in front of its transmitter."""
+    OVERSIZE = "oversize"
+    """Longer than the link's MTU."""
+    PARTITION = "partition"
+    NOBODY_THERE = "nobody there"
+    """No host had the address when it came there: a stopped node, an unknown address, the inside of a NAT."""
+    RECEIVE_QUEUE_FULL = "receive queue full"
+    """The addressee's."""
+
+
+_ARRIVED = Fate.ARRIVED  # the one that every datagram needs
+
+
+@dataclass(slots=True)
+class Datagram:
     """What a host sent: from whom (as the addressee sees it), to whom, the UDP payload, and whether it may be cut up.
 
-    `sent_at` and `arrivals` are times in seconds; a datagram that was lost has no arrival, a duplicated one two.
+    `sent_at` and `arrivals` are times in seconds. `arrivals` are those at the address, whoever is there: none for a
+    datagram that was lost, two for a duplicated one. `fate` is what became of it, and changes until that is known.
     """
 
     source: str
@@ -52,6 +81,7 @@ class Datagram(NamedTuple):
     source_port: int = 0
     sent_at: float = 0.0
     arrivals: tuple[float, ...] = ()
+    fate: Fate = Fate.ON_ITS_WAY
 
 
 class FakeNetwork:
@@ -78,15 +108,25 @@ class FakeNetwork:
         """Datagrams that hosts sent, whatever became of them."""
         self.cut_off = 0
         """Those of them that a partition stopped."""
+        self.nobody_there = 0
+        """Copies of them that came to an address that no host had."""
+        self.queue_full = 0
+        """Copies of them that found their addressee's queue full."""
         self._loop = loop
         self._default = link
         self._specs: dict[tuple[str, str], LinkSpec] = {}
         self._links: dict[tuple[str, str], Link] = {}
+        self._plain: dict[str, dict[str, int]] = {}
+        """By source and destination: how many datagrams have crossed a link that is perfect and no `Link`. Two dicts, since
+        a million tuples as keys would take more memory than all the rest."""
+        self._before: dict[tuple[str, str], int] = {}
+        """What was counted there until links were told to be otherwise."""
         self._hosts: dict[tuple[str, int], FakeUnderlay] = {}
         self._sides: dict[str, int] = {}
         self._outside: dict[str, str] = {}
         self._inside: dict[str, str] = {}
-        self._arriving: list[tuple[float, int, Datagram]] = []
+        self._arriving: list[tuple[float, int, Datagram, bytes, str]] = []
+        """When, in which order, what, the payload by then, and the host that it comes to."""
         self._timer: asyncio.TimerHandle | None = None
         self._order = 0
 
@@ -112,8 +152,12 @@ class FakeNetwork:
         if source is None or destination is None:
             self._default = spec
             self._specs.clear()
+            for one, others in self._plain.items():
+                self._before.update({(one, other): count for other, count in others.items()})
+            self._plain.clear()
         else:
             self._specs[source, destination] = spec
+            self._before[source, destination] = self._take_plain_count(source, destination)
         for pair, link in self._links.items():
             link.spec = self.link_spec(*pair)
 
@@ -127,7 +171,30 @@ class FakeNetwork:
         if found is None:
             rng = random.Random(f"{self.seed} {source} {destination}")
             found = self._links[source, destination] = Link(self.link_spec(source, destination), rng)
+            found.counts.sent = found.counts.delivered = self._take_plain_count(source, destination)
         return found
+
+    def counts(self, source: str, destination: str) -> LinkCounts:
+        """What has become of the datagrams on the link from `source` to `destination` so far.
+
+        Of those that came to it: what a partition stops does not.
+        """
+        found = self._links.get((source, destination))
+        if found is not None:
+            return replace(found.counts)
+        count = self._plain.get(source, {}).get(destination, 0) + self._before.get((source, destination), 0)
+        return LinkCounts(sent=count, delivered=count)
+
+    def total_counts(self) -> LinkCounts:
+        """What has become of them on all links that ever were anything but perfect; on the others all were delivered."""
+        total = LinkCounts()
+        for link in self._links.values():
+            add_counts(total, link.counts)
+        return total
+
+    def _take_plain_count(self, source: str, destination: str) -> int:
+        """How many datagrams have crossed the link while it was only a number, which it no longer is."""
+        return self._plain.get(source, {}).pop(destination, 0) + self._before.pop((source, destination), 0)
 
     def partition(self, *sides: Iterable[str]) -> None:
         """From now on hosts on different `sides` do not reach each other; a host on no side reaches all."""
@@ -141,6 +208,10 @@ class FakeNetwork:
         """Put `host` behind a NAT: others see it as `outside`, and reach it by that address alone."""
         self._inside.pop(self._outside.get(host, ""), None)
         self._outside[host], self._inside[outside] = outside, host
+
+    def is_outside(self, host: str) -> bool:
+        """Whether `host` is the outside address of a host behind a NAT."""
+        return host in self._inside
 
     def path_mtu(self, source: str, destination: str) -> int:
         """What the sender knows of the path, in bytes of the outer IP packet."""
@@ -161,63 +232,77 @@ class FakeNetwork:
         return self._arriving[0][0] if self._arriving else None
 
     def send(self, datagram: Datagram) -> None:
-        """Let `datagram` cross to its addressee, if there is one. `sent_at` and `arrivals` are filled in."""
+        """Let `datagram` cross to its addressee, if there is one.
+
+        In `crossed` stands a copy with `sent_at`, `arrivals` and `fate` filled in.
+        """
+        self._carry(replace(datagram))
+
+    def _carry(self, one: Datagram) -> None:
+        """`send`, of a datagram that is nobody else's."""
         self.sent += 1
-        source, destination = datagram.source, datagram.destination
-        if self._inside:
-            inside = self._inside.get(destination, destination)
-            if inside == destination and destination in self._outside:
-                self.crossed.append(datagram)  # nobody reaches a host behind a NAT by its own address
+        self.crossed.append(one)
+        one.sent_at = now = self._now()
+        source, destination = one.source, one.destination
+        if self._outside:
+            one.source = self._outside.get(source, source)
+            if destination in self._outside and destination not in self._inside:
+                self.nobody_there += 1  # nobody reaches a host behind a NAT by its own address
+                one.fate = Fate.NOBODY_THERE
                 return
-            destination = inside
-        now = self._now()
+            destination = self._inside.get(destination, destination)
         if self._sides and self._are_apart(source, destination):
             self.cut_off += 1
-            self.crossed.append(datagram._replace(sent_at=now))
+            one.fate = Fate.PARTITION
             return
-        seen = datagram if not self._outside else datagram._replace(source=self._outside.get(source, source))
-        pair = source, destination
-        if pair not in self._links and self._specs.get(pair, self._default).is_perfect:
-            seen = seen._replace(sent_at=now, arrivals=(now,))
-            self.crossed.append(seen)
-            self._hand_over(seen, destination)
+        plain = self._plain.get(source)
+        if plain is not None and destination in plain:
+            plain[destination] += 1
+        elif (source, destination) not in self._links and self.link_spec(source, destination).is_perfect:
+            count = self._before.pop((source, destination), 0) + 1
+            self._plain.setdefault(source, {})[destination] = count
         else:
-            self._cross(seen, source, destination, now)
+            self._cross(one, source, destination, now)
+            return
+        one.arrivals = (now,)
+        self._hand_over(one, one.payload, destination)
 
     def _are_apart(self, source: str, destination: str) -> bool:
         sides = self._sides.get(source), self._sides.get(destination)
         return None not in sides and sides[0] != sides[1]
 
-    def _cross(self, datagram: Datagram, source: str, destination: str, now: float) -> None:
+    def _cross(self, one: Datagram, source: str, destination: str, now: float) -> None:
+        link = self.link(source, destination)
+        counts = link.counts
+        oversize, queue_full = counts.oversize, counts.queue_full
         family = 6 if ":" in destination else 4
-        found = self.link(source, destination).cross(
-            now, datagram.payload, overhead(0, family), fragmentable=datagram.in_fragments
-        )
-        sent = datagram._replace(sent_at=now, arrivals=tuple(when for when, _ in found))
-        self.crossed.append(sent)
+        found = link.cross(now, one.payload, overhead(0, family), fragmentable=one.in_fragments)
+        if not found:  # the link says why only by what it counted
+            is_longer, found_no_room = counts.oversize > oversize, counts.queue_full > queue_full
+            one.fate = Fate.OVERSIZE if is_longer else Fate.QUEUE_FULL if found_no_room else Fate.LOST
+            return
+        one.arrivals = tuple([when for when, _ in found])
         for when, payload in found:
             self._order += 1
-            heapq.heappush(self._arriving, (when, self._order, sent._replace(payload=payload, destination=destination)))
-        if not self._arriving:
-            return
+            heapq.heappush(self._arriving, (when, self._order, one, payload, destination))
         first = self._arriving[0][0]
         if first <= now:
             self._arrive()
         elif self._timer is None or first < self._timer.when():
             self._stop_timer()
-            self._timer = self._event_loop().call_at(first, self._arrive)
+            self._timer = self.loop.call_at(first, self._arrive)
 
     def _arrive(self) -> None:
         """Hand over what has arrived, and see to it that this happens again when the next one does."""
         now = self._now()
         handed_over = 0
         while self._arriving and self._arriving[0][0] <= now + _CLOCK_RESOLUTION:
-            _, _, datagram = heapq.heappop(self._arriving)
-            self._hand_over(datagram, datagram.destination)
+            _, _, one, payload, host = heapq.heappop(self._arriving)
+            self._hand_over(one, payload, host)
             handed_over += 1
         self._stop_timer()
         if self._arriving:
-            loop, moment = self._event_loop(), self._arriving[0][0]
+            loop, moment = self.loop, self._arriving[0][0]
             # A timer that came too early is one of a loop whose clock has only milliseconds: it would come at once again.
             is_early = not handed_over and 0 < moment - now < _COARSEST_CLOCK
             self._timer = loop.call_at(now + _COARSEST_CLOCK if is_early else moment, self._arrive)
@@ -227,18 +312,46 @@ class FakeNetwork:
             self._timer.cancel()
             self._timer = None
 
-    def _hand_over(self, datagram: Datagram, host: str) -> None:
-        addressee = self._hosts.get((host, datagram.port))
-        if addressee is not None:
-            addressee.queue.put(datagram)
+    def _hand_over(self, one: Datagram, payload: bytes, host: str) -> None:
+        """Put a copy of the datagram, with that payload, into the queue of the host that it has come to."""
+        addressee = self._hosts.get((host, one.port))
+        if addressee is None:
+            self.nobody_there += 1
+            fate = Fate.NOBODY_THERE
+        elif addressee.queue.put(one if payload is one.payload else replace(one, payload=payload, fate=_ARRIVED)):
+            one.fate = _ARRIVED
+            return
+        else:
+            self.queue_full += 1
+            fate = Fate.RECEIVE_QUEUE_FULL
+        if one.fate is not _ARRIVED:
+            one.fate = fate
+
+    # Time
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop whose time links take. Raises RuntimeError if none was given and none runs."""
+        return self._loop or asyncio.get_running_loop()
+
+    def run(self, seconds: float) -> None:
+        """Let so many seconds pass on the network's loop; from outside of any loop. Raises RuntimeError inside of one."""
+        if self.loop.is_running():
+            raise RuntimeError("the event loop runs already: await asyncio.sleep instead")
+        self.loop.run_until_complete(asyncio.sleep(seconds))
+
+    def settle(self) -> None:
+        """Let everything arrive that is on its way; from outside of any loop.
+
+        Only that: what a task sends when something arrives is waited for if it is sent before the last arrival.
+        """
+        while (arrival := self.next_arrival) is not None:
+            self.run(max(arrival - self._now(), 0.0))
 
     def close(self) -> None:
         """Drop what is on its way."""
         self._arriving.clear()
         self._stop_timer()
-
-    def _event_loop(self) -> asyncio.AbstractEventLoop:
-        return self._loop or asyncio.get_running_loop()
 
     def _now(self) -> float:
         if self._loop is not None:
@@ -308,7 +421,7 @@ class FakeUnderlay:
         train, stride = bytes(batch.packet(index)), batch.stride[index]
         source_port = _FIRST_SOURCE_PORT + batch.flow[index] % LANES
         for at in range(0, max(len(train), 1), max(stride, 1)):
-            self._network.send(Datagram(source, host, port, train[at : at + stride], in_fragments, source_port))
+            self._network._carry(Datagram(source, host, port, train[at : at + stride], in_fragments, source_port))
         return Verdict.FORWARDED
 
     def _source(self, endpoint: Endpoint) -> str | None:
@@ -337,6 +450,12 @@ class FakeUnderlay:
         """Leave the network."""
         self.unwatch()
         self._network.detach(self)
+
+
+def add_counts(total: LinkCounts, counts: LinkCounts) -> None:
+    """Add `counts` to `total`."""
+    for one in fields(LinkCounts):
+        setattr(total, one.name, getattr(total, one.name) + getattr(counts, one.name))
 
 
 def _continues(run: list[bytes], source: str, following: Datagram) -> bool:
