@@ -84,21 +84,23 @@ cdef extern from *:
         return received;
     }
 
-    static inline int pfdp_send(int fd, const void *data, size_t length, size_t stride, const void *to, size_t to_length) {
-        struct iovec part = {(void *)data, length};
+    /* One sendmsg of what lies in `count` parts, cut into datagrams of `stride` bytes, or whole if that is 0. */
+    static inline int pfdp_send_parts(
+        int fd, struct iovec *parts, size_t count, size_t stride, const void *to, size_t to_length
+    ) {
         pfdp_ancillary ancillary;
         struct msghdr message;
+        const uint16_t size = (uint16_t)stride;
         ssize_t moved;
         memset(&message, 0, sizeof message);
         message.msg_name = (void *)to;
         message.msg_namelen = to_length;
-        message.msg_iov = &part;
-        message.msg_iovlen = 1;
-        if (stride != length) {
+        message.msg_iov = parts;
+        message.msg_iovlen = count;
+        if (stride) {
             memset(&ancillary, 0, sizeof ancillary);
             ancillary.header.cmsg_level = IPPROTO_UDP;
             ancillary.header.cmsg_type = UDP_SEGMENT;
-            const uint16_t size = (uint16_t)stride;
             ancillary.header.cmsg_len = CMSG_LEN(sizeof size);
             memcpy(CMSG_DATA(&ancillary.header), &size, sizeof size);
             message.msg_control = &ancillary;
@@ -107,34 +109,23 @@ cdef extern from *:
         do moved = sendmsg(fd, &message, 0); while (moved < 0 && errno == EINTR);
         return pfdp_result(moved);
     }
+
+    static inline int pfdp_send(int fd, const void *data, size_t length, size_t stride, const void *to, size_t to_length) {
+        struct iovec part = {(void *)data, length};
+        return pfdp_send_parts(fd, &part, 1, stride == length ? 0 : stride, to, to_length);
+    }
+
     /* Trains in several places as one: count parts, at offsets[order[k]] and of lengths[order[k]] bytes behind data. */
     static inline int pfdp_send_group(
         int fd, const unsigned char *data, const int *offsets, const int *lengths, const int *order, size_t count,
         size_t stride, const void *to, size_t to_length
     ) {
         struct iovec parts[64];
-        pfdp_ancillary ancillary;
-        struct msghdr message;
-        const uint16_t size = (uint16_t)stride;
-        ssize_t moved;
         for (size_t k = 0; k < count; k++) {
             parts[k].iov_base = (void *)(data + offsets[order[k]]);
             parts[k].iov_len = lengths[order[k]];
         }
-        memset(&message, 0, sizeof message);
-        memset(&ancillary, 0, sizeof ancillary);
-        message.msg_name = (void *)to;
-        message.msg_namelen = to_length;
-        message.msg_iov = parts;
-        message.msg_iovlen = count;
-        ancillary.header.cmsg_level = IPPROTO_UDP;
-        ancillary.header.cmsg_type = UDP_SEGMENT;
-        ancillary.header.cmsg_len = CMSG_LEN(sizeof size);
-        memcpy(CMSG_DATA(&ancillary.header), &size, sizeof size);
-        message.msg_control = &ancillary;
-        message.msg_controllen = CMSG_SPACE(sizeof size);
-        do moved = sendmsg(fd, &message, 0); while (moved < 0 && errno == EINTR);
-        return pfdp_result(moved);
+        return pfdp_send_parts(fd, parts, count, stride, to, to_length);
     }
     """
     int pfdp_send_group(
