@@ -8,6 +8,8 @@ from array import array
 from ipaddress import ip_address
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from reference_encap import POISON as POISON_OCTET
 
 from dataplane import syscalls
@@ -230,15 +232,17 @@ class GroupingKernel(PythonKernel):
 
     def __init__(self, refusal: int = 0) -> None:
         super().__init__()
-        self.calls, self.refusal = [], refusal
+        self.calls, self.ways, self.refusal = [], [], refusal
 
     def send(self, sender, data, at, length, stride, to):
         self.calls.append(([bytes(data[at : at + length])], stride))
+        self.ways.append((sender, to))
         return length
 
     def send_group(self, sender, data, offsets, lengths, order, count, stride, to):
         parts = [bytes(data[offsets[i] : offsets[i] + lengths[i]]) for i in order[:count]]
         self.calls.append((parts, stride))
+        self.ways.append((sender, to))
         return -self.refusal or sum(map(len, parts))
 
 
@@ -290,6 +294,35 @@ def test_runs_join_runs_up_to_the_limits():
     kernel.calls.clear()
     kernel.send_trains(long, ROADS, 1, 64)
     assert [len(parts) for parts, _ in kernel.calls] == [2, 1]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 9), st.integers(1, 4), st.integers(0, 9), st.integers(0, 2), st.integers(0, 1)),
+        max_size=40,
+    ),
+    st.sampled_from([1, 2, 5, 64]),
+)
+def test_whatever_is_joined_every_lane_sends_the_same_datagrams_in_order(wanted, max_segments):
+    """Each is a stride, a number of datagrams, how much the last one lacks, a lane and a row."""
+    kernel = GroupingKernel()
+    batch = Batch(max(len(wanted), 1))
+    expected = {}
+    for i, (stride, count, lack, lane, peer) in enumerate(wanted):
+        train = bytes([i]) * (stride * min(count, max_segments) - min(lack, stride - 1))
+        batch.put(train, peer=peer, stride=stride)
+        batch.verdict[i], batch.flow[i] = Verdict.FORWARDED, lane
+        cut = [train[at : at + stride] for at in range(0, len(train), stride)]
+        expected.setdefault((f"socket {lane}", bytes([peer])), []).extend(cut)
+    roads = {row: ([f"socket {lane}" for lane in range(3)], bytes([row])) for row in range(2)}
+    assert kernel.send_trains(batch, roads, 3, max_segments) == 0
+    sent = {}
+    for (parts, stride), way in zip(kernel.calls, kernel.ways, strict=True):
+        run = b"".join(parts)
+        cut = [run[at : at + stride] for at in range(0, len(run), stride)]
+        assert len(cut) <= max_segments
+        sent.setdefault(way, []).extend(cut)
+    assert sent == expected
 
 
 def test_a_refused_group_is_told_for_each_of_its_trains():
