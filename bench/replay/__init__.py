@@ -4,3 +4,5 @@ Contract of this folder: nothing here is imported by the node. Loading is never 
 bounded however large a capture is: packets are read, fitted to the overlay and packed into a `Chunk`, and the next chunk is
 loaded when the last one was replayed. The engine's own functions carry them; what is measured is the product.
 """
+
+import encap  # noqa: F401 - it decides whether the hot modules, of which one is in here, run compiled

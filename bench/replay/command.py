@@ -6,7 +6,6 @@ own.
 """
 
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from bench.throughput import page
 from bench.throughput.report import machine
 from dataplane.offload import Offloads
 from dataplane.underlay.udp import SOURCE_PORTS, UnderlayError, open_udp
+from encap import ipudp, vxlan
 from encap.pure import is_compiled
 from routing import table as table_module
 from routing.lease import derive_vtep_mac
@@ -41,7 +41,7 @@ MEMORY, LOOPBACK, TUN = "memory", "loopback", "tun"
 _SENDER_HOST, _RECEIVER_HOST = ip_address("127.0.0.1"), ip_address("127.0.0.2")
 _PACED_CHUNK_BYTES = 1 << 20  # small, so that the progress bar moves
 _VNI = 1
-_WORSE_THAN_BASELINE = 3
+_PORTS = {FRAMING_VXLAN: vxlan.DEFAULT_PORT, FRAMING_IP: ipudp.DEFAULT_PORT}
 _FAILURES = (CaptureError, ResultError, compare.ComparisonError, UnderlayError, tunnel.TunnelError, page.PageError)
 
 
@@ -86,7 +86,13 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     show_default=True,
     help="Without system calls; over two UDP sockets; or between two namespaces with real devices (root).",
 )
-@click.option("--framing", type=click.Choice([FRAMING_VXLAN, FRAMING_IP]), default=FRAMING_VXLAN, show_default=True)
+@click.option(
+    "--framing",
+    type=click.Choice([FRAMING_VXLAN, FRAMING_IP]),
+    default=FRAMING_VXLAN,
+    show_default=True,
+    help="What is put around a packet: VXLAN, or nothing but UDP.",
+)
 @click.option("--decap", is_flag=True, help="The capture holds datagrams of an overlay: replay the way in (memory).")
 @click.option(
     "--via",
@@ -129,6 +135,7 @@ def replay(
     try:
         pace = Pace(speed, pps, bps, max_gap_seconds=max_gap, loops=loops)
         _check(settings, write_path)
+        _check_files(files, [one for one in (json_path, page_path, write_path) if one is not None])
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     console = Console(width=None if sys.stdout.isatty() else 200)
@@ -151,10 +158,10 @@ def replay(
         raise click.ClickException(f"{error.filename or 'the machine'}: {error.strerror}") from None
     if comparison is not None:
         compare.print_comparison(console, comparison, threshold)
-        if comparison.exceeds(threshold):
-            sys.exit(_WORSE_THAN_BASELINE)
-    if report.is_wrong(run):
+    if report.is_wrong(run) or not run.delivery.delivered:
         sys.exit(1)
+    if comparison is not None:
+        sys.exit(comparison.exit_code(threshold))
 
 
 def _check(settings: _Settings, write_path: Path | None) -> None:
@@ -167,15 +174,25 @@ def _check(settings: _Settings, write_path: Path | None) -> None:
         raise ValueError("--via kernel is for --mode tun and --framing vxlan")
     if settings.peers > settings.leases > 1:
         raise ValueError("there cannot be more peers than leases")
+    if settings.leases > 1 and (settings.mode == TUN or settings.decap):
+        raise ValueError("--leases is for the sender's table, which neither --mode tun nor --decap uses")
+
+
+def _check_files(files: Sequence[Path], written: Sequence[Path]) -> None:
+    """Raises ValueError if a result would be written over a capture, or over another result."""
+    for number, one in enumerate(written):
+        if one.is_file() and any(one.samefile(other) for other in files):
+            raise ValueError(f"{one} is a capture that is to be replayed; name another file for the result")
+        if one.absolute() in {other.absolute() for other in written[:number]}:
+            raise ValueError(f"{one} cannot hold two results")
 
 
 def _replay(console: Console, files: Sequence[Path], settings: _Settings, pace: Pace, write_path: Path | None) -> Run:
     notes: list[str] = []
 
     def trouble(text: str) -> None:
-        if text not in notes:
+        if text not in notes:  # each loop meets it again
             notes.append(text)
-            console.print(f"[yellow]{text}")
 
     with ExitStack() as stack:
         sides, path = stack.enter_context(_open(settings))
@@ -188,13 +205,16 @@ def _replay(console: Console, files: Sequence[Path], settings: _Settings, pace: 
             chunk_bytes=_PACED_CHUNK_BYTES if pace.has_schedule else CHUNK_BYTES,
         )
         if write_path is not None:
-            write_underlay(write_path, loader, sides, (_SENDER_HOST, _RECEIVER_HOST))
+            write_underlay(write_path, loader, _sides(settings, _PORTS[settings.framing]), (_SENDER_HOST, _RECEIVER_HOST))
         pacer = Pacer(pace)
-        loops, read_ns = _run(console, loader, path, pacer)
-    if not loops or not any(one.packets for one in loops):
-        trouble("no packet came out: see what was skipped, and the verdicts")
-    name = " ".join(str(one.name) for one in files)
-    trace = loader.trace(name)
+        loops = _run(console, loader, path, pacer)
+    trace = loader.trace(" ".join(str(one.name) for one in files))
+    if not loader.records:
+        trouble("there is no packet in the capture")
+    elif not trace.packets:
+        trouble(f"none of the {loader.records} packets of the capture can be replayed: see what was skipped")
+    elif not path.delivered_packets:
+        trouble("no packet came out: see the verdicts")
     counted = verdicts(path)
     sent = sum(counted["outbound"].values())
     return Run(
@@ -216,51 +236,39 @@ def _replay(console: Console, files: Sequence[Path], settings: _Settings, pace: 
         delivery=Delivery(
             sent=sent,
             delivered=counted["inbound"].get("forwarded", 0),
-            lost=path.lost,
-            reordered=path.reordered,
+            lost=None if settings.decap else path.lost,
+            reordered=None if settings.decap else path.reordered,
             corrupted=None if settings.decap else path.corrupted,
         ),
         pacing=pacer.result(),
-        stages=_stages(path, read_ns, loader.records, sent),
+        stages=_stages(path, loader, sent),
         latency=Latency.of(path.latency) if path.latency.count else None,
         verdicts=counted,
         notes=notes,
     )
 
 
-def _mode(settings: _Settings) -> str:
-    """What may be compared with what."""
-    if settings.mode == TUN:
-        return f"{TUN} via {settings.via}"
-    return f"{settings.mode}, decapsulation alone" if settings.decap else settings.mode
-
-
-def _run(console: Console, loader: Loader, path: ReplayPath, pacer: Pacer) -> tuple[list[Loop], int]:
-    """All loops, and how long reading the capture took the first time, in nanoseconds."""
+def _run(console: Console, loader: Loader, path: ReplayPath, pacer: Pacer) -> list[Loop]:
     loops: list[Loop] = []
-    read_ns = 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("packets", total=None)
         total = 0
         while pacer.next_loop():
             packets, inner_bytes, taken = path.delivered_packets, path.delivered_bytes, 0
-            loading = time.perf_counter_ns()
             for chunk in loader.chunks():
                 if not loops:
-                    read_ns += time.perf_counter_ns() - loading
                     total += len(chunk)
                 taken += path.carry(chunk, pacer)
                 progress.advance(task, len(chunk))
-                loading = time.perf_counter_ns()
             loops.append(Loop(path.delivered_packets - packets, path.delivered_bytes - inner_bytes, taken / 1e9))
             progress.update(task, total=total * pacer.pace.loops)
-    return loops, read_ns
+    return loops
 
 
-def _stages(path: ReplayPath, read_ns: int, records: int, sent: int) -> list[Stage]:
+def _stages(path: ReplayPath, loader: Loader, sent: int) -> list[Stage]:
     """What each stage costs a packet. Cycles are those of the clock that the processor says it runs at."""
-    per_packet = {"read": read_ns / max(records, 1)}
+    per_packet = {"read": loader.read_ns / max(loader.records, 1)}
     per_packet |= {name: spent / max(sent, 1) for name, spent in path.stages_ns.items()}
     megahertz = _megahertz()
     return [
@@ -289,7 +297,7 @@ def _open(settings: _Settings) -> Iterator[tuple[Sides, ReplayPath]]:
             yield path.sides, path
         return
     if settings.mode == MEMORY:
-        sides = _sides(settings, 8472)
+        sides = _sides(settings, _PORTS[settings.framing])
         yield sides, ReversePath(sides) if settings.decap else MemoryPath(sides)
         return
     with ExitStack() as stack:

@@ -9,6 +9,7 @@ With a `Decapsulation` the capture holds an overlay's datagrams. Then what is pa
 as it was captured but for what says whom it is for, the VNI and the inner destination MAC: those become the receiver's.
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -65,6 +66,8 @@ class Loader:
         """Records that were left out, by reason, of one time through."""
         self.records = 0
         """Records that were read, of one time through."""
+        self.read_ns = 0
+        """How long reading, fitting and packing took the first time, in nanoseconds."""
         self._paths = paths
         self._fitter = fitter
         self._trouble = trouble
@@ -82,11 +85,15 @@ class Loader:
         handed_out = 0
         self.skipped.clear()
         self.records = 0
+        started = time.perf_counter_ns()
         for _ in self._fill():
+            self._took(started)
             handed_out += 1
             self._count()
             yield self._chunk
             self._chunk.clear()
+            started = time.perf_counter_ns()
+        self._took(started)
         if len(self._chunk) or not handed_out:
             self._count()
             self._is_whole = handed_out == 0
@@ -96,6 +103,10 @@ class Loader:
     def trace(self, name: str) -> Trace:
         """What one time through was made of; see `results.Trace`."""
         return self._counter.trace(name, dict(self.skipped))
+
+    def _took(self, started: int) -> None:
+        if not self._is_counted:
+            self.read_ns += time.perf_counter_ns() - started
 
     def _count(self) -> None:
         if not self._is_counted:

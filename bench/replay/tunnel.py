@@ -2,9 +2,10 @@
 
 Theory of operation: packets go into the sending host's device by a packet socket, as the host's own would behind its
 routing, and are caught by another one on the receiving host's device. What comes out is recognised by its bytes, so that
-loss, reordering and damage are told apart; packets that are alike are taken to keep their order. The receiving host drops
-what it gets behind the socket, where nobody lives. The nodes merge nothing into superpackets on the way in, or a packet
-would come out as part of a larger one. A replay in this mode measures this program's own sending and receiving, too.
+loss, reordering within a flow and damage are told apart; packets that are alike are taken to keep their order. The
+receiving host drops what it gets behind the socket, where nobody lives. The nodes merge nothing into superpackets on the
+way in, or a packet would come out as part of a larger one. The underlay is large enough for inner packets of 1500 bytes,
+which is what captures hold. A replay in this mode measures this program's own sending and receiving, too.
 """
 
 import errno
@@ -13,6 +14,7 @@ import socket
 import sys
 import tempfile
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +28,10 @@ from dataplane.control import ask
 from dataplane.lab import Host, Lab, LabError, inside, missing
 from dataplane.verdict import Verdict
 from encap.checksum import replace_word
-from encap.fields import IPV4_CHECKSUM, IPV4_TTL, IPV6_HOP_LIMIT, load16, store16
+from encap.fields import IPV4_CHECKSUM, IPV4_DESTINATION, IPV4_TTL, IPV6_DESTINATION, IPV6_HOP_LIMIT, load16, store16
+from encap.ip import flow_hash, ttl
+from encap.overhead import overhead
+from encap.vxlan import HEADER_LENGTH
 from routing.lease import parse_mac
 from routing.route import FRAMING_IP
 
@@ -37,6 +42,10 @@ _PACKET_OUTGOING = 4
 _START_SECONDS = 15.0
 _QUIET_SECONDS = 0.3
 _IN_FLIGHT = 256
+_INNER_MTU = 1500
+_FLOWS = (
+    1 << 12
+)  # kept apart by as many of the hash's bits; a node's lanes are fewer, and what shares a lane stays in order
 _RECEIVE_BUFFER = 8 << 20
 _SO_RCVBUFFORCE = 33
 
@@ -59,10 +68,10 @@ class TunnelPath(ReplayPath):
         self._receiving = receiving
         self._device, self._mac = to
         self._hops = 2 if is_ip_framing else 0
-        self._waiting: dict[bytes, deque[tuple[int, int]]] = {}
+        self._waiting: dict[bytes, deque[tuple[int, int, int]]] = {}
         self._in_flight = 0
         self._sequence = 0
-        self._latest = -1
+        self._latest = array("q", [-1]) * _FLOWS
         self._poll = select.poll()
         self._poll.register(receiving, select.POLLIN)
 
@@ -94,6 +103,10 @@ class TunnelPath(ReplayPath):
     def _send(self, packet: memoryview) -> None:
         protocol = _ETH_P_IP if packet[0] >> 4 == 4 else _ETH_P_IPV6
         self.outbound.received += 1
+        refusal = self._refusal(packet)
+        if refusal:
+            self.outbound.verdicts[refusal] += 1
+            return
         try:
             self._sending.sendto(packet, (self._device, protocol, 0, 0, self._mac))
         except OSError as error:
@@ -101,9 +114,19 @@ class TunnelPath(ReplayPath):
             self.outbound.verdicts[Verdict.TOO_BIG if too_big else Verdict.DEVICE_ERROR] += 1
             return
         self.outbound.verdicts[Verdict.FORWARDED] += 1
-        self._waiting.setdefault(self._as_delivered(packet), deque()).append((self._sequence, self._now()))
+        flow = flow_hash(packet, 0, len(packet)) & (_FLOWS - 1)
+        self._waiting.setdefault(self._as_delivered(packet), deque()).append((self._sequence, flow, self._now()))
         self._sequence += 1
         self._in_flight += 1
+
+    def _refusal(self, packet: memoryview) -> int:
+        """The verdict on what no router carries, or 0. It is not sent: it would look like a packet that was lost."""
+        if self._hops and ttl(packet, 0) <= self._hops:
+            return Verdict.TTL_EXPIRED
+        if packet[0] >> 4 == 6:
+            return Verdict.MULTICAST if packet[IPV6_DESTINATION] == 0xFF else 0
+        is_broadcast = packet[IPV4_DESTINATION : IPV4_DESTINATION + 4] == b"\xff" * 4
+        return Verdict.MULTICAST if is_broadcast or packet[IPV4_DESTINATION] >> 4 == 0xE else 0
 
     def _as_delivered(self, packet: memoryview) -> bytes:
         """What `packet` will look like: two routers on the way take from its TTL in the ip framing."""
@@ -111,10 +134,10 @@ class TunnelPath(ReplayPath):
             return bytes(packet)
         changed = bytearray(packet)
         if changed[0] >> 4 == 6:
-            changed[IPV6_HOP_LIMIT] -= min(self._hops, changed[IPV6_HOP_LIMIT])
+            changed[IPV6_HOP_LIMIT] -= self._hops
             return bytes(changed)
         old = load16(changed, IPV4_TTL)
-        changed[IPV4_TTL] -= min(self._hops, changed[IPV4_TTL])
+        changed[IPV4_TTL] -= self._hops
         store16(changed, IPV4_CHECKSUM, replace_word(load16(changed, IPV4_CHECKSUM), old, load16(changed, IPV4_TTL)))
         return bytes(changed)
 
@@ -150,12 +173,12 @@ class TunnelPath(ReplayPath):
         if not found:
             self.corrupted += 1
             return
-        sequence, sent = found.popleft()
+        sequence, flow, sent = found.popleft()
         if not found:
             del self._waiting[packet]
         self._in_flight -= 1
-        self.reordered += sequence < self._latest
-        self._latest = max(self._latest, sequence)
+        self.reordered += sequence < self._latest[flow]
+        self._latest[flow] = max(self._latest[flow], sequence)
         self.inbound.received += 1
         self.inbound.verdicts[Verdict.FORWARDED] += 1
         self.inbound.forwarded_bytes += len(packet)
@@ -169,7 +192,10 @@ def open_tunnel(framing: str, via: str, peers: int) -> Iterator[TunnelPath]:
     if reason is not None:
         raise TunnelError(f"mode tun: {reason}")
     try:
-        with tempfile.TemporaryDirectory(prefix="pyflannel-dp-replay-") as folder, Lab("replay") as lab:
+        with (
+            tempfile.TemporaryDirectory(prefix="pyflannel-dp-replay-") as folder,
+            Lab("replay", _INNER_MTU + overhead(HEADER_LENGTH, 6)) as lab,
+        ):
             first, second = lab.add_host(), lab.add_host()
             device, mac = _kernel(first, second) if via == KERNEL else _nodes(first, second, framing, Path(folder))
             second.ip(*(f"route add blackhole {network}" for network in RECEIVERS))
@@ -191,7 +217,7 @@ def _socket(host: Host, device: str) -> socket.socket:
 
 def _kernel(first: Host, second: Host) -> tuple[str, bytes]:
     """Kernel VXLAN devices: name, and the MAC to send to."""
-    macs = [host.add_kernel_vxlan(subnet) for host, subnet in ((first, SENDER[0]), (second, RECEIVERS[0]))]
+    macs = [host.add_kernel_vxlan(subnet, mtu=_INNER_MTU) for host, subnet in ((first, SENDER[0]), (second, RECEIVERS[0]))]
     first.add_kernel_peer(RECEIVERS[0], second.ipv4, macs[1])
     second.add_kernel_peer(SENDER[0], first.ipv4, macs[0])
     return "flannel.1", parse_mac(macs[1])

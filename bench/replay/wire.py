@@ -19,6 +19,7 @@ from routing.config import Address
 _LARGEST_DATAGRAM = 66_000
 _FIRST_SOURCE_PORT = 49152
 _LANES = 8
+_NO_LIMIT = 1 << 62  # whoever asks for it all gets it all; a full disk is an error
 
 
 def write_underlay(path: Path, loader: Loader, sides: Sides, hosts: tuple[Address, Address]) -> int:
@@ -28,7 +29,7 @@ def write_underlay(path: Path, loader: Loader, sides: Sides, hosts: tuple[Addres
     """
     layout = Outbound(BATCH * _LARGEST_DATAGRAM, BATCH)
     with open(path, "wb") as file:
-        recorder = Recorder(file, now_ns=lambda: 0, name=str(path))
+        recorder = Recorder(file, now_ns=lambda: 0, limit=_NO_LIMIT, name=str(path))
         for chunk in loader.chunks():
             batch = Batch(BATCH, memoryview(chunk.data))
             for first in range(0, len(chunk), BATCH):
@@ -40,6 +41,7 @@ def write_underlay(path: Path, loader: Loader, sides: Sides, hosts: tuple[Addres
                 layout.start(_LANES, 1)  # a train for each datagram
                 layout.lay_out(batch, sides.sending)
                 _record(recorder, layout.trains, chunk.time_ns[first : first + count], sides, hosts)
+        recorder.flush()
         why = recorder.stopped
         recorder.close()
     if why:
