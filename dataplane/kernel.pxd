@@ -34,6 +34,7 @@ cdef class Kernel:
     @cython.locals(refused=Py_ssize_t, lane=Py_ssize_t, i=Py_ssize_t)
     cpdef Py_ssize_t send_trains(self, Batch batch, object roads, Py_ssize_t lanes, Py_ssize_t max_segments) except -1
     cdef int _begin(self) except -1
+    @cython.locals(stride=Py_ssize_t)
     cdef bint _joins(self, Batch batch, Py_ssize_t i, Py_ssize_t max_segments) except -1
     cdef int _join(self, Batch batch, Py_ssize_t i) except -1
     @cython.locals(senders=object, to=bytes, sender=object, i=Py_ssize_t, k=Py_ssize_t, sent=int)

@@ -121,8 +121,8 @@ class Kernel:
         `roads` has for each row the sockets that it may leave by, of which the train's lane takes one, and the struct
         sockaddr that it goes to. Lane by lane, trains that follow each other there, for one row and of one stride, go in
         one call, wherever they lie: that is what becomes of many flows of small packets, which are spread over the lanes
-        in turn. Only the last datagram of a call may be shorter (UDP_SEGMENT), so a train that joins has the same stride, or is
-        a single datagram no longer than it.
+        in turn. Only the last datagram of a call may be shorter (UDP_SEGMENT), so a train that joins has the same stride,
+        or is a single datagram no longer than it.
         """
         refused = 0
         for lane in range(lanes):
@@ -147,11 +147,12 @@ class Kernel:
         """Whether train `i` may go in one call with those before it."""
         if not self._count:
             return True
+        stride = batch.stride_c[i]
         return (
             self._is_open
             and batch.peer_c[i] == self._peer
-            and (batch.stride_c[i] == self._stride or batch.length_c[i] <= min(self._stride, batch.stride_c[i]))
-            and self._segments + _segments(batch.length_c[i], batch.stride_c[i]) <= max_segments
+            and (stride == self._stride or batch.length_c[i] <= min(self._stride, stride))
+            and self._segments + _segments(batch.length_c[i], stride) <= max_segments
             and self._length + batch.length_c[i] <= _MAX_GROUP_LENGTH
             and self._count < _MAX_GROUP
             and batch.length_c[i] > 0
