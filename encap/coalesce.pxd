@@ -44,6 +44,6 @@ cdef class Coalescer:
 
     @cython.locals(
         start=Py_ssize_t, mine=Py_ssize_t, fragment="long long", first="long long", identification="long long",
-        options=Py_ssize_t,
+        rest=Py_ssize_t,
     )
     cdef bint _has_same_headers(self, const unsigned char[::1] buf, Py_ssize_t at) except -1

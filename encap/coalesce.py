@@ -258,9 +258,9 @@ class Coalescer:
         mine = self._at
         if self._is_ipv4:
             # Version, header length and TOS; TTL; flags. The identification counts up, or stands still with DF.
-            fragment = fields.load16(buf, mine + IPV4_FRAGMENT)
-            if fields.load16(buf, at) != fields.load16(buf, mine) or buf[at + 8] != buf[mine + 8]:
+            if buf[at] != buf[mine] or buf[at + 1] != buf[mine + 1] or buf[at + 8] != buf[mine + 8]:
                 return False
+            fragment = fields.load16(buf, mine + IPV4_FRAGMENT)
             if fields.load16(buf, at + IPV4_FRAGMENT) != fragment:
                 return False
             first = fields.load16(buf, mine + IPV4_IDENTIFICATION)
@@ -273,11 +273,12 @@ class Coalescer:
             return False  # version, traffic class, flow label; hop limit
         if not self._is_tcp:
             return True
-        if buf[at + start + TCP_DATA_OFFSET] != buf[mine + start + TCP_DATA_OFFSET]:
+        at += start
+        mine += start
+        if buf[at + TCP_DATA_OFFSET] != buf[mine + TCP_DATA_OFFSET]:
             return False  # the reserved bits beside it
-        if fields.load16(buf, at + start + TCP_WINDOW) != fields.load16(buf, mine + start + TCP_WINDOW):
+        if not fields.equal(buf, at + TCP_WINDOW, buf, mine + TCP_WINDOW, 2):
             return False
-        if fields.load16(buf, at + start + TCP_URGENT_POINTER) != fields.load16(buf, mine + start + TCP_URGENT_POINTER):
-            return False
-        options = start + TCP_HEADER_LENGTH
-        return fields.equal(buf, at + options, buf, mine + options, self._header_length - options)
+        # Urgent pointer and options, which stand behind it.
+        rest = self._header_length - start - TCP_URGENT_POINTER
+        return fields.equal(buf, at + TCP_URGENT_POINTER, buf, mine + TCP_URGENT_POINTER, rest)

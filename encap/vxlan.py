@@ -68,7 +68,7 @@ def check(buf: Octets, at: int, length: int, vni: int, mac_a: int, mac_b: int) -
         return _BAD_FLAGS
     if fields.load32(buf, at + 4) >> 8 != vni:
         return _WRONG_VNI
-    destination = (fields.load16(buf, at + 8) << 32) | fields.load32(buf, at + 10)
+    destination = fields.load64(buf, at + 8) >> 16
     if destination != mac_a and destination != mac_b:
         return _WRONG_MAC
     if length == _HEADER_LENGTH:
