@@ -25,7 +25,7 @@ import asyncio
 import heapq
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -34,8 +34,9 @@ from dataplane.device import Device
 from dataplane.tap import Senders, is_run, pieces
 from dataplane.underlay import Underlay
 from dataplane.underlay.link import Link, LinkSpec, describe_link
+from dataplane.wrapping import DeviceWrapper, UnderlayWrapper
 from encap.overhead import overhead
-from routing.table import UNKNOWN_VTEP, Endpoint
+from routing.table import UNKNOWN_VTEP
 
 HELD_DATAGRAMS = 10_000
 HELD_PACKETS = 1_000
@@ -223,7 +224,7 @@ class _Faulty(Generic[_Inner, _T]):
         self._inner.close()
 
 
-class FaultyUnderlay(_Faulty[Underlay, tuple[str | None, int]]):
+class FaultyUnderlay(_Faulty[Underlay, tuple[str | None, int]], UnderlayWrapper):
     """`inner`, an `Underlay`, with a link of `spec` between it and those that send to it.
 
     `limit` is how many datagrams may be on their way. `now` is a clock in seconds and `call_at` calls a function at a time
@@ -246,21 +247,6 @@ class FaultyUnderlay(_Faulty[Underlay, tuple[str | None, int]]):
         super().__init__(inner, spec, rng, now, call_at, limit=limit)
         self._header_length = header_length
         self._senders = Senders({})
-
-    @property
-    def families(self) -> frozenset[int]:
-        """Those of the wrapped underlay."""
-        return self._inner.families
-
-    @property
-    def lanes(self) -> int:
-        """Those of the wrapped underlay."""
-        return self._inner.lanes
-
-    @property
-    def max_segments(self) -> int:
-        """That of the wrapped underlay."""
-        return self._inner.max_segments
 
     def receive(self, batch: Batch, origins: Mapping[str, int]) -> None:
         """What has crossed the link, one datagram a slot; over a perfect link what the wrapped underlay gives."""
@@ -307,24 +293,12 @@ class FaultyUnderlay(_Faulty[Underlay, tuple[str | None, int]]):
             return min(self._inner.families)
         return 6 if ":" in host else 4
 
-    def transmit(self, batch: Batch, endpoints: Sequence[Endpoint]) -> int:
-        """By the wrapped underlay."""
-        return self._inner.transmit(batch, endpoints)
-
-    def transmit_in_fragments(self, batch: Batch, index: int, endpoint: Endpoint) -> None:
-        """By the wrapped underlay."""
-        self._inner.transmit_in_fragments(batch, index, endpoint)
-
-    def path_mtu(self, endpoint: Endpoint) -> int:
-        """As the wrapped underlay knows it: the link here lies behind the path."""
-        return self._inner.path_mtu(endpoint)
-
     def report(self) -> dict[str, Any]:
         """That of the wrapped underlay, and what became of the datagrams on the link."""
         return self._inner.report() | {"link": {"spec": describe_link(self.link.spec), **asdict(self.link.counts)}}
 
 
-class FaultyDevice(_Faulty[Device, bytes]):
+class FaultyDevice(_Faulty[Device, bytes], DeviceWrapper):
     """`inner`, a `Device`, with a link of `spec` between the host and it: what the host sends is impaired.
 
     The parameters are those of `FaultyUnderlay`. A packet keeps its virtio-net header; corruption is of the packet alone.
@@ -341,16 +315,6 @@ class FaultyDevice(_Faulty[Device, bytes]):
         limit: int = HELD_PACKETS,
     ) -> None:
         super().__init__(inner, spec, rng, now, call_at, limit=limit)
-
-    @property
-    def name(self) -> str:
-        """That of the wrapped device."""
-        return self._inner.name
-
-    @property
-    def mtu(self) -> int:
-        """That of the wrapped device."""
-        return self._inner.mtu
 
     def receive(self, batch: Batch) -> None:
         """What has crossed the link; over a perfect link what the wrapped device gives."""
@@ -369,7 +333,3 @@ class FaultyDevice(_Faulty[Device, bytes]):
         for i in range(scratch.count):
             self._passage.enter(now, bytes(scratch.packet(i)), 0, bytes(scratch.vnet_header(i)))
         return scratch.is_full
-
-    def transmit(self, batch: Batch) -> None:
-        """By the wrapped device."""
-        self._inner.transmit(batch)

@@ -18,13 +18,13 @@ engine's numbers back into the batch. Of a sender's port nothing is known.
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dataplane.batch import Batch
 from dataplane.device import Device
 from dataplane.underlay import Underlay
 from dataplane.verdict import MEANING, Verdict
+from dataplane.wrapping import DeviceWrapper, UnderlayWrapper
 from encap.ip import stated_length
 from routing.table import UNKNOWN_VTEP, Endpoint
 
@@ -52,7 +52,7 @@ class _Tap:
             log.warning("%s cannot show a packet, which is carried on: %r; this is told once", type(self).__name__, error)
 
 
-class DeviceTap(_Tap, ABC):
+class DeviceTap(_Tap, DeviceWrapper, ABC):
     """A `Device` whose packets are seen by `_see`."""
 
     def __init__(self, inner: Device) -> None:
@@ -69,16 +69,6 @@ class DeviceTap(_Tap, ABC):
         except Exception as error:  # whatever it is, the packet goes on
             self._miss(error)
 
-    @property
-    def name(self) -> str:
-        """See `Device`, as with the following."""
-        return self._inner.name
-
-    @property
-    def mtu(self) -> int:
-        """In bytes."""
-        return self._inner.mtu
-
     def receive(self, batch: Batch) -> None:
         """The inner device's; seen as it comes."""
         first = batch.count
@@ -93,20 +83,8 @@ class DeviceTap(_Tap, ABC):
         for i in going:
             self._look(batch, i, outbound=False, remark=_refusal(batch.verdict[i], "not delivered"))
 
-    def watch(self, ready: Callable[[], None]) -> None:
-        """The inner device's."""
-        self._inner.watch(ready)
 
-    def unwatch(self) -> None:
-        """The inner device's."""
-        self._inner.unwatch()
-
-    def close(self) -> None:
-        """The inner device's."""
-        self._inner.close()
-
-
-class UnderlayTap(_Tap, ABC):
+class UnderlayTap(_Tap, UnderlayWrapper, ABC):
     """An `Underlay` whose datagrams are seen by `_see`.
 
     `hosts` are our own addresses by family, `port` is where we receive; `header_length` is that of the tunnel header, 0 in
@@ -125,21 +103,6 @@ class UnderlayTap(_Tap, ABC):
     @abstractmethod
     def _see(self, source: UdpEnd, destination: UdpEnd, payload: memoryview, *, outbound: bool, remark: str) -> None:
         """A datagram passed; `remark` says what is special about that, and may be empty."""
-
-    @property
-    def families(self) -> frozenset[int]:
-        """See `Underlay`, as with the following."""
-        return self._inner.families
-
-    @property
-    def lanes(self) -> int:
-        """The inner underlay's."""
-        return self._inner.lanes
-
-    @property
-    def max_segments(self) -> int:
-        """The inner underlay's."""
-        return self._inner.max_segments
 
     def receive(self, batch: Batch, origins: Mapping[str, int]) -> None:
         """The inner underlay's; seen as it comes."""
@@ -188,26 +151,6 @@ class UnderlayTap(_Tap, ABC):
                 self._see(source, (endpoint[0], endpoint[1]), payload, outbound=True, remark=remark)
         except Exception as error:  # as above
             self._miss(error)
-
-    def path_mtu(self, endpoint: Endpoint) -> int:
-        """The inner underlay's."""
-        return self._inner.path_mtu(endpoint)
-
-    def report(self) -> dict[str, Any]:
-        """The inner underlay's."""
-        return self._inner.report()
-
-    def watch(self, ready: Callable[[], None]) -> None:
-        """The inner underlay's."""
-        self._inner.watch(ready)
-
-    def unwatch(self) -> None:
-        """The inner underlay's."""
-        self._inner.unwatch()
-
-    def close(self) -> None:
-        """The inner underlay's."""
-        self._inner.close()
 
 
 class Senders(Mapping[str, int]):
