@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from bench import html
 from bench.__main__ import bench
 from bench.processes import CpuTime, children, cpu_time, descriptors, resident_mebibytes, tree
 from bench.profile import Profile
@@ -174,7 +175,7 @@ def test_a_page_of_nothing_is_still_a_page():
     ],
 )
 def test_the_command_line_is_as_one_types_it(argv, line):
-    assert page.command_line(argv) == line
+    assert html.command_line(argv) == line
 
 
 @pytest.fixture

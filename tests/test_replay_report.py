@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from bench.html import PageError
 from bench.replay import report, results
 from bench.replay.results import (
     STAGES,
@@ -23,7 +24,6 @@ from bench.replay.results import (
     Stage,
     Trace,
 )
-from bench.throughput.page import PageError
 from dataplane.verdict import by_name, new_counts
 
 

@@ -17,6 +17,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from bench import html
 from bench.replay import compare, report, results, tunnel
 from bench.replay.capture import CaptureError, probe
 from bench.replay.chunk import CHUNK_BYTES
@@ -27,7 +28,6 @@ from bench.replay.results import Delivery, Latency, Loop, ResultError, Run, Stag
 from bench.replay.rewrite import Rewriter
 from bench.replay.sides import MAX_LEASES, MAX_PEERS, RECEIVERS, SENDER, Sides, make_sides
 from bench.replay.wire import write_underlay
-from bench.throughput import page
 from bench.throughput.report import machine
 from dataplane.offload import Offloads
 from dataplane.underlay.udp import SOURCE_PORTS, UnderlayError, open_udp
@@ -42,7 +42,7 @@ _SENDER_HOST, _RECEIVER_HOST = ip_address("127.0.0.1"), ip_address("127.0.0.2")
 _PACED_CHUNK_BYTES = 1 << 20  # small, so that the progress bar moves
 _VNI = 1
 _PORTS = {FRAMING_VXLAN: vxlan.DEFAULT_PORT, FRAMING_IP: ipudp.DEFAULT_PORT}
-_FAILURES = (CaptureError, ResultError, compare.ComparisonError, UnderlayError, tunnel.TunnelError, page.PageError)
+_FAILURES = (CaptureError, ResultError, compare.ComparisonError, UnderlayError, tunnel.TunnelError, html.PageError)
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def replay(
     try:
         before = results.read_json(baseline) if baseline is not None else None
         if page_path is not None:
-            page.require_matplotlib()
+            html.require_matplotlib()
         for path in files:
             probe(path)
         run = _replay(console, files, settings, pace, write_path)

@@ -1,14 +1,10 @@
 """A run for people: one screen in a terminal, or one page with charts.
 
 Theory of operation: both begin with the same lines (`summary`) and show the same tables, so that they cannot disagree. The
-page is one file that refers to nothing outside itself, made as `bench.throughput.page` makes its own: matplotlib draws SVG,
+page is one file that refers to nothing outside itself, made as `bench.html` makes all of them: matplotlib draws SVG,
 which goes into the page as a data URI. Whatever a mode does not measure is left out.
 """
 
-import base64
-import html
-import importlib
-import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +14,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from bench import html
 from bench.replay.compare import Comparison, change_rows, quantity, single_rows
 from bench.replay.results import LARGER, Run
-from bench.throughput.page import command_line, require_matplotlib
 from dataplane import verdict
 
 _BAR = 10
@@ -29,16 +25,7 @@ _BAR = 10
 _MOST_VERDICTS = 9
 _MOST_PROTOCOLS = 6
 _COLOUR, _DARK = "#2f6fb0", "#222222"
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 70em; margin: 2em auto; padding: 0 1em }
-h1 { font-size: 1.5em } h2 { font-size: 1.2em; margin-top: 2em } h3 { font-size: 1em; margin-top: 2em }
-table { border-collapse: collapse; margin: 0.5em 0 } .wide { overflow-x: auto }
-th, td { padding: 0.25em 0.8em; border-bottom: 1px solid #ddd; text-align: right; vertical-align: bottom }
-th:first-child, td:first-child { text-align: left; white-space: nowrap }
-.summary td { text-align: left } .wrong { color: #b00020; font-weight: bold }
-img { max-width: 100% } code { background: #f2f2f2; padding: 0.1em 0.3em; overflow-wrap: anywhere }
-p.note { color: #666 }
-"""
+_STYLE = ".summary td { text-align: left } .wrong { color: #b00020; font-weight: bold }"
 
 
 def title(run: Run) -> str:
@@ -204,28 +191,23 @@ def _verdict_table(run: Run) -> Table:
 
 
 def write_page(path: Path, run: Run, comparison: Comparison | None = None) -> None:
-    """Raises bench.throughput.page.PageError if matplotlib is missing, and OSError."""
+    """Raises bench.html.PageError if matplotlib is missing, and OSError."""
     path.write_text(render(run, comparison), encoding="utf-8")
 
 
 def render(run: Run, comparison: Comparison | None = None) -> str:
     """The page, with the comparison if there is one. Raises PageError if matplotlib is missing."""
-    require_matplotlib()
+    html.require_matplotlib()
     parts = [
-        "<!DOCTYPE html>",
-        f'<html lang="en"><head><meta charset="utf-8"><title>{_text(title(run))}</title>',
-        f"<style>{_STYLE}</style></head><body><h1>{_text(title(run))}</h1>",
+        *html.opening(title(run), title(run), _STYLE),
         _summary(run),
-        *(f'<p class="note">{_text(note)}</p>' for note in run.notes),
+        *(html.note(one) for one in run.notes),
         *(_compared(comparison) if comparison is not None else ()),
         "<h2>Charts</h2>",
         *_charts(run),
         "<h2>Numbers</h2>",
         *_numbers(run),
-        "<h2>Machine</h2>",
-        _table([], [[key, str(value)] for key, value in {**run.machine, **run.settings}.items()]),
-        f"<h2>Command</h2><p><code>{_text(command_line(run.command))}</code></p>",
-        "</body></html>",
+        *html.closing({**run.machine, **run.settings}, run.command),
     ]
     return "\n".join(parts) + "\n"
 
@@ -234,16 +216,16 @@ def _summary(run: Run) -> str:
     rows = []
     for name, text in summary(run):
         mark = ' class="wrong"' if name == "delivery" and is_wrong(run) else ""
-        rows.append(f"<tr{mark}><td>{_text(name)}</td><td>{_text(text)}</td></tr>")
+        rows.append(f"<tr{mark}><td>{html.text(name)}</td><td>{html.text(text)}</td></tr>")
     return f'<div class="wide"><table class="summary">{"".join(rows)}</table></div>'
 
 
 def _compared(comparison: Comparison) -> list[str]:
     parts = ["<h2>Compared with the baseline</h2>"]
-    parts.append(_table(["rate", "baseline", "now", "change", "noise (95 %)", "verdict"], change_rows(comparison)))
+    parts.append(html.table(["rate", "baseline", "now", "change", "noise (95 %)", "verdict"], change_rows(comparison)))
     if comparison.singles:
-        parts.append(_table(["measured once", "baseline", "now", "change"], single_rows(comparison)))
-    return parts + [f'<p class="note">{_text(note)}</p>' for note in comparison.notes]
+        parts.append(html.table(["measured once", "baseline", "now", "change"], single_rows(comparison)))
+    return parts + [html.note(one) for one in comparison.notes]
 
 
 def _numbers(run: Run) -> list[str]:
@@ -253,18 +235,18 @@ def _numbers(run: Run) -> list[str]:
             [one.name, f"{one.ns_per_packet:.1f}", "" if one.cycles_per_packet is None else f"{one.cycles_per_packet:.0f}"]
             for one in run.stages
         ]
-        parts.append(_table(["stage", "ns per packet", "cycles per packet"], rows))
+        parts.append(html.table(["stage", "ns per packet", "cycles per packet"], rows))
     loops = [
         [str(i), _count(one.packets), f"{one.seconds:.4g}", quantity(one.packets_per_second, "pps"),
          quantity(one.bits_per_second, "bit/s")]
         for i, one in enumerate(run.loops, 1)
     ]  # fmt: skip
-    parts.append(_table(["loop", "packets", "seconds", "packets/s", "inner bits/s"], loops))
+    parts.append(html.table(["loop", "packets", "seconds", "packets/s", "inner bits/s"], loops))
     verdicts = [
         [direction, name.replace("_", " "), _count(count), _meaning(name)] for direction, name, count in _verdicts(run)
     ]
     if verdicts:
-        parts.append(_table(["direction", "verdict", "packets", "meaning"], verdicts))
+        parts.append(html.table(["direction", "verdict", "packets", "meaning"], verdicts))
     return parts
 
 
@@ -283,15 +265,12 @@ def _charts(run: Run) -> list[str]:
 
 
 def _chart(head: str, height: float, draw: Callable[[Any, Run], None], run: Run) -> str:
-    figure = importlib.import_module("matplotlib.figure").Figure(figsize=(11, height), layout="constrained")
+    figure = html.matplotlib("figure").Figure(figsize=(11, height), layout="constrained")
     axes = figure.subplots()
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     draw(axes, run)
-    out = io.BytesIO()
-    figure.savefig(out, format="svg", metadata={"Date": None})
-    drawing = base64.b64encode(out.getvalue()).decode("ascii")
-    return f'<img alt="{_text(head)}" src="data:image/svg+xml;base64,{drawing}">'
+    return html.image(head, html.svg(figure))
 
 
 def _draw_loops(axes: Any, run: Run) -> None:
@@ -361,13 +340,3 @@ def _bars(axes: Any, names: Sequence[str], values: Sequence[float], labels: Sequ
     axes.set_yticks(list(places), names, fontsize=9)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlim(0, max(values) * 1.2 or 1)
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = f"<tr>{''.join(f'<th>{_text(one)}</th>' for one in heads)}</tr>" if heads else ""
-    body = "".join(f"<tr>{''.join(f'<td>{_text(one)}</td>' for one in row)}</tr>" for row in rows)
-    return f'<div class="wide"><table>{head}{body}</table></div>'
-
-
-def _text(text: str) -> str:
-    return html.escape(text)

@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
+from bench import html
 from bench.throughput import measures, page, report
 from bench.throughput.contenders import Contender, ContenderError, Registry, template
 from bench.throughput.hosts import End, two_hosts
@@ -67,8 +68,8 @@ def throughput(
         raise click.ClickException(reason)
     if page_path is not None or charts_folder is not None:
         try:
-            page.require_matplotlib()
-        except page.PageError as error:
+            html.require_matplotlib()
+        except html.PageError as error:
             raise click.ClickException(str(error)) from None
     chosen = [one for one in _contenders(contender) if not only or any(text in one.name for text in only)]
     names = [name for name in _MEASURES if not wanted or any(text in name for text in wanted)]

@@ -1,21 +1,15 @@
 """One HTML page that holds everything: ratios, charts, tables, the machine, the command line.
 
-Theory of operation: matplotlib, imported only when a page is wanted, draws one chart a measure as SVG, which goes into the
-page as a data URI; with the style in its head the page refers to nothing outside itself, and can be mailed or archived.
-Ratios come first, since absolute numbers move from run to run.
+Theory of operation: one chart a measure, and the tables; ``bench.html`` makes a page of them that stands by
+itself. Ratios come first, since absolute numbers move from run to run.
 """
 
-import base64
-import html
-import importlib
-import io
 import re
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench import html
 from bench.throughput import report
 from bench.throughput.report import Rounds
 
@@ -23,24 +17,6 @@ _PANELS = 2
 """Numbers of a measure that are drawn; the table has all."""
 
 _FIRST_COLOUR, _OTHER_COLOUR = "#8a8f98", "#2f6fb0"
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 70em; margin: 2em auto; padding: 0 1em }
-h1 { font-size: 1.5em } h2 { font-size: 1.2em; margin-top: 2em } h3 { font-size: 1em; margin-top: 2em }
-table { border-collapse: collapse; margin: 0.5em 0 } .wide { overflow-x: auto }
-th, td { padding: 0.25em 0.8em; border-bottom: 1px solid #ddd; text-align: right; vertical-align: bottom }
-th:first-child, td:first-child { text-align: left; white-space: nowrap }
-img { max-width: 100% } code { background: #f2f2f2; padding: 0.1em 0.3em; overflow-wrap: anywhere }
-p.note { color: #666 }
-"""
-
-
-class PageError(Exception):
-    """No page can be made; the text says what to do."""
-
-
-def require_matplotlib() -> None:
-    """Raises PageError if it is missing: better before an hour of measuring than after it."""
-    _matplotlib("figure")
 
 
 def write(path: Path, rounds: Rounds, command: Sequence[str], notes: Sequence[str] = ()) -> None:
@@ -53,30 +29,18 @@ def render(rounds: Rounds, machine: Mapping[str, Any], command: Sequence[str], n
     first = next(iter(rounds), "nothing")
     repeats = max((len(results) for one in rounds.values() for results in one.values()), default=0)
     parts = [
-        "<!DOCTYPE html>",
-        f'<html lang="en"><head><meta charset="utf-8"><title>Throughput</title><style>{_STYLE}</style></head><body>',
-        f"<h1>Throughput, compared with {_text(first)}</h1>",
-        f'<p class="note">Medians of {repeats} alternating rounds; bars and brackets from the least to the greatest.</p>',
+        *html.opening("Throughput", f"Throughput, compared with {first}"),
+        html.note(f"Medians of {repeats} alternating rounds; bars and brackets from the least to the greatest."),
         "<h2>Ratios</h2>",
         _ratio_table(rounds),
-        *(f'<p class="note">{_text(note)}</p>' for note in notes),
+        *(html.note(one) for one in notes),
         "<h2>Charts</h2>",
-        *(f"<h3>{_text(measure)}</h3>{_chart(rounds, measure)}" for measure in report.measures(rounds)),
+        *(f"<h3>{html.text(measure)}</h3>{_chart(rounds, measure)}" for measure in report.measures(rounds)),
         "<h2>Numbers</h2>",
-        *(f"<h3>{_text(measure)}</h3>{_number_table(rounds, measure)}" for measure in report.measures(rounds)),
-        "<h2>Machine</h2>",
-        _table([], [[key, str(value)] for key, value in machine.items()]),
-        f"<h2>Command</h2><p><code>{_text(command_line(command))}</code></p>",
-        "</body></html>",
+        *(f"<h3>{html.text(measure)}</h3>{_number_table(rounds, measure)}" for measure in report.measures(rounds)),
+        *html.closing(machine, command),
     ]
     return "\n".join(parts) + "\n"
-
-
-def command_line(command: Sequence[str]) -> str:
-    """`command` (sys.argv) as one types it."""
-    if command and Path(command[0]).name == "__main__.py":
-        return shlex.join(["python", "-m", Path(command[0]).parent.name, *command[1:]])
-    return shlex.join([Path(command[0]).name, *command[1:]]) if command else ""
 
 
 def _ratio_table(rounds: Rounds) -> str:
@@ -91,7 +55,7 @@ def _ratio_table(rounds: Rounds) -> str:
         [contender, *(f"{one[contender]:.2f}" if contender in one else "" for one in of_measure.values())]
         for contender in rounds
     ]
-    return _table(["", *heads], rows)
+    return html.table(["", *heads], rows)
 
 
 def _number_table(rounds: Rounds, measure: str) -> str:
@@ -101,13 +65,7 @@ def _number_table(rounds: Rounds, measure: str) -> str:
         for contender, results in rounds.items()
         if results.get(measure)
     ]
-    return _table(["", *map(report.readable, names)], rows)
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = f"<tr>{''.join(f'<th>{_text(one)}</th>' for one in heads)}</tr>" if heads else ""
-    body = "".join(f"<tr>{''.join(f'<td>{_text(one)}</td>' for one in row)}</tr>" for row in rows)
-    return f'<div class="wide"><table>{head}{body}</table></div>'
+    return html.table(["", *map(report.readable, names)], rows)
 
 
 def write_charts(folder: Path, rounds: Rounds) -> None:
@@ -118,8 +76,7 @@ def write_charts(folder: Path, rounds: Rounds) -> None:
 
 
 def _chart(rounds: Rounds, measure: str) -> str:
-    drawing = base64.b64encode(_draw(rounds, measure)).decode("ascii")
-    return f'<img alt="{_text(measure)}" src="data:image/svg+xml;base64,{drawing}">'
+    return html.image(measure, _draw(rounds, measure))
 
 
 def _draw(rounds: Rounds, measure: str) -> bytes:
@@ -127,7 +84,7 @@ def _draw(rounds: Rounds, measure: str) -> bytes:
     names = report.numbers(rounds, measure)[:_PANELS]
     contenders = [contender for contender, results in rounds.items() if results.get(measure)]
     middle = report.medians(rounds)
-    figure = _matplotlib("figure").Figure(figsize=(11, 0.8 + 0.36 * len(contenders)), layout="constrained")
+    figure = html.matplotlib("figure").Figure(figsize=(11, 0.8 + 0.36 * len(contenders)), layout="constrained")
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for axes, name in zip(panels, names, strict=True):
         values = [middle[contender][measure].get(name, 0.0) for contender in contenders]
@@ -146,20 +103,4 @@ def _draw(rounds: Rounds, measure: str) -> bytes:
         axes.tick_params(axis="x", labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylim(len(contenders) - 0.5, -0.5)  # the panels share it: inverted once, whatever their number
-    out = io.BytesIO()
-    figure.savefig(out, format="svg", metadata={"Date": None})
-    return out.getvalue()
-
-
-def _matplotlib(module: str) -> Any:
-    """A module of matplotlib, by name: neither the node nor mypy needs it to be installed."""
-    try:
-        return importlib.import_module(f"matplotlib.{module}")
-    except ImportError as error:
-        raise PageError(
-            f"a page needs matplotlib ({error}): {Path(sys.executable).name} -m pip install 'pyflannel-dp[bench]'"
-        ) from None
-
-
-def _text(text: str) -> str:
-    return html.escape(text)
+    return html.svg(figure)
