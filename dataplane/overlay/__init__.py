@@ -12,7 +12,8 @@ What a test does not need is not here: the kernel, and what only processes can s
 """
 
 from dataplane.overlay.host import OverlaySocket
-from dataplane.overlay.overlay import Overlay, OverlayNode
+from dataplane.overlay.node import OverlayNode
+from dataplane.overlay.overlay import Overlay
 from dataplane.overlay.virtualtime import StalledError, VirtualLoop
 from dataplane.underlay.fake import Fate
 from dataplane.underlay.link import Burst, LinkSpec

@@ -12,6 +12,7 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
 
 from encap import coalesce, ip
+from encap.checksum import internet_checksum
 from encap.fields import (
     IPV4_CHECKSUM,
     IPV4_HEADER_LENGTH,
@@ -121,9 +122,8 @@ def _is_right(covered: bytes, rest: int = 0) -> bool:
 
 
 def _checksum(covered: bytes | bytearray, rest: int = 0) -> int:
-    """The one's complement of the one's complement sum of `covered` and `rest`; that of zeros alone is 0."""
-    total = (int.from_bytes(covered, "big") << 8 * (len(covered) & 1)) + rest
-    return 0xFFFF - ((total % 65535 or 0xFFFF) if total else 0)
+    """That over all of `covered`, with `rest` to be added."""
+    return internet_checksum(covered, 0, len(covered), rest)
 
 
 def echo(

@@ -1,9 +1,8 @@
 """`Overlay`: nodes in memory on a fake network, and what a test says to them.
 
-Theory of operation. A node takes a lease from the book, and has a `MemoryDevice`, a `FakeUnderlay` and an `Engine` between
-them; behind the device sits an `OverlayHost`. After each change in the book one table is built of all leases, and each node
-gets its view of it (`Table.seen_by`): what a thousand nodes know in common is laid out once. Leases are renewed and end by
-the loop's clock.
+Theory of operation. The nodes (``node``) take leases from one book. After each change in the book one table is built of all
+leases, and each node gets its view of it (`Table.seen_by`): what a thousand nodes know in common is laid out once. Leases
+are renewed and end by the loop's clock.
 
 Whoever has no event loop says what is to happen and calls `run` or `settle`, which drive the overlay's own loop, a virtual
 one. Whoever has one makes the overlay inside it and awaits; the overlay then keeps that loop's time.
@@ -12,7 +11,7 @@ What the overlay itself sets timers for, renewing leases and ending them, goes o
 while a test lets time pass, and does not hide that everything else has come to a stop.
 
 On a loop of its own nothing fails unheard. Exceptions in callbacks, and in tasks that nobody has asked for theirs, are
-collected, and `close` raises them.
+collected (``failures``), and `close` raises them.
 """
 
 import asyncio
@@ -25,19 +24,16 @@ from collections.abc import Awaitable, Callable, Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, SupportsBytes, TypeVar, overload
-from weakref import WeakKeyDictionary
+from typing import Any, TypeVar, overload
 
 from dataplane.batch import MAX_PACKET_LENGTH
 from dataplane.capture import Recorder
-from dataplane.device.memory import MemoryDevice
-from dataplane.engine import Buffers, Engine
-from dataplane.overlay import inner
-from dataplane.overlay.host import OverlayHost, OverlaySocket
+from dataplane.engine import Buffers
+from dataplane.overlay.failures import Failures, cancel_tasks
+from dataplane.overlay.node import Cancellable, OverlayNode
 from dataplane.overlay.virtualtime import StalledError, VirtualLoop
 from dataplane.underlay.fake import RECORDED, Datagram, FakeNetwork, Fate, add_counts
 from dataplane.underlay.link import LinkCounts, LinkSpec, link_from_mapping, parse_link
-from dataplane.verdict import by_name
 from encap.overhead import MINIMUM_IPV4_MTU, MINIMUM_IPV6_MTU, overhead
 from encap.vxlan import HEADER_LENGTH
 from routing import route
@@ -45,8 +41,8 @@ from routing.allocator import Subnets
 from routing.config import Address, Network, Pool, parse_config
 from routing.lease import Lease, LeaseAttributes, VtepData, derive_vtep_mac
 from routing.route import BACKEND_OF_FRAMING, FRAMING_VXLAN
-from routing.stores import LeaseLostError
-from routing.stores.memory import LEASE_SECONDS, LeaseBook
+from routing.stores import LEASE_SECONDS
+from routing.stores.memory import LeaseBook
 from routing.table import Identity, Table, build
 
 T = TypeVar("T")
@@ -54,226 +50,6 @@ T = TypeVar("T")
 _IPV4_UNDERLAY = IPv4Address("198.18.0.0")  # for tests of networks (RFC 2544, RFC 6890)
 _IPV6_UNDERLAY = IPv6Address("2001:db8::")  # documentation (RFC 3849)
 _FAMILIES = {"ipv4": (4,), "ipv6": (6,), "both": (4, 6)}
-_POD = 10
-_ECHO_PAYLOAD = b"pyflannel-dp echo"
-_RETRY_SECONDS = 5.0
-
-
-class _Cancellable(Protocol):
-    """A timer, whichever kind of loop it is set in."""
-
-    def cancel(self) -> None:
-        """Do not call."""
-
-
-class OverlayNode:
-    """A node of an `Overlay`. Made by `Overlay.add_node`.
-
-    `addresses` are its interface's on the underlay; `attributes` may have others, by which a NAT lets others reach it.
-    """
-
-    def __init__(
-        self, overlay: "Overlay", number: int, name: str, addresses: list[str], attributes: LeaseAttributes, lease: Lease
-    ) -> None:
-        self.overlay = overlay
-        self.number = number
-        self.name = name
-        self.addresses = addresses
-        self.lease = lease
-        self.attributes = attributes
-        self.device = MemoryDevice(name, overlay.device_mtu, deliver=self._deliver, loop=overlay.loop)
-        self.host = OverlayHost(overlay.device_mtu, self.device.inject)
-        self.is_running = False
-        self.sees_store = True
-        self.failure: str | None = None
-        """Why the node stopped by itself, as a real one would end."""
-        self._renewal: _Cancellable | None = None
-        self._sequence = itertools.count(1)
-        self._run()
-
-    def _run(self) -> None:
-        """Begin as a new process does, with counters at 0; the lease is there already."""
-        self.underlay = self.overlay.underlay.attach(self.overlay.port, *self.addresses)
-        nobody_yet = build(self.overlay.identity_of(self), [])  # the overlay gives it the table that holds, with all others
-        self.engine = Engine(
-            self.device,
-            self.underlay,
-            nobody_yet,
-            buffers=self.overlay.buffers,
-            now=self.overlay.loop.time,
-            failed=self._engine_failed,
-        )
-        self.is_running = True
-        self.engine.start()
-        self.plan_renewal()
-
-    def __repr__(self) -> str:
-        return f"<{self.name} {self.lease.key} at {self.where}>"
-
-    @property
-    def where(self) -> str:
-        """Its addresses on the underlay, and those by which others know it if they differ."""
-        public = [str(one) for one in (self.attributes.public_ip, self.attributes.public_ipv6) if one is not None]
-        behind_nat = "" if public == self.addresses else f" (outside {', '.join(public)})"
-        return ", ".join(self.addresses) + behind_nat
-
-    @property
-    def identity(self) -> Identity:
-        """What its table says of itself."""
-        return self.overlay.identity_of(self)
-
-    def pod(self, number: int = 0, version: int | None = None) -> Address:
-        """The address of a pod in this node's subnet: the tenth address for pod 0, the eleventh for pod 1 …
-
-        Raises ValueError if the node has no subnet of that IP version, or no such pod has an address in it.
-        """
-        version = version or (4 if self.lease.subnet is not None else 6)
-        subnet: Network | None = self.lease.subnet if version == 4 else self.lease.ipv6_subnet
-        if subnet is None:
-            raise ValueError(f"{self.name} has no IPv{version} subnet")
-        last = subnet.num_addresses - (2 if version == 4 else 1)  # IPv4's very last one is for broadcasts
-        if not 0 <= number <= last - _POD:
-            there = f"its pods are 0 to {last - _POD}" if last >= _POD else "it is too small for any"
-            raise ValueError(f"{self.name} has no pod {number} in {subnet}: {there}")
-        return subnet[_POD + number]
-
-    # The host's part
-
-    def send(self, packet: SupportsBytes | bytes) -> None:
-        """Let the host send an inner packet: bytes, or what `bytes` makes one of, such as a scapy packet.
-
-        Raises ValueError if it is longer than the device's MTU.
-        """
-        self.host.send(bytes(packet))
-
-    @property
-    def received(self) -> list[bytes]:
-        """The inner packets that reached this host, the last ten thousand."""
-        return list(self.host.received)
-
-    def take(self) -> list[bytes]:
-        """What `received` holds, which is then forgotten."""
-        taken = list(self.host.received)
-        self.host.received.clear()
-        return taken
-
-    def open_udp(self, port: int, address: Address | None = None) -> OverlaySocket:
-        """A UDP socket on `port` of `address`, by default of pod 0. Raises ValueError if the port is taken."""
-        return self.host.open_udp(address or self.pod(), port)
-
-    async def ping(self, target: "OverlayNode | Address", timeout: float = 1.0) -> float | None:  # noqa: ASYNC109 - it is ping's own
-        """Send one echo request from pod 0, and wait for the reply: the round trip in seconds, or None if there is none."""
-        self.overlay.require_this_loop()
-        started = self.overlay.now
-        destination, sequence = self.send_echo(target)
-        waiting: asyncio.Future[None] = self.overlay.loop.create_future()
-        self.host.expect_reply(destination, sequence, waiting)
-        try:
-            await asyncio.wait_for(waiting, timeout)
-        except TimeoutError:
-            return None
-        finally:
-            self.host.forget_reply(destination, sequence)
-        return self.overlay.now - started
-
-    def send_echo(self, target: "OverlayNode | Address") -> tuple[Address, int]:
-        """Send an echo request from pod 0 without waiting; returns whom it went to, and its sequence number."""
-        destination = target.pod(version=self._version_towards(target)) if isinstance(target, OverlayNode) else target
-        source = self.pod(version=destination.version)
-        sequence = next(self._sequence) & 0xFFFF
-        self.send(inner.echo(source, destination, self.number & 0xFFFF, sequence, _ECHO_PAYLOAD))
-        return destination, sequence
-
-    def pings(self, target: "OverlayNode | Address") -> bool:
-        """Whether one echo request is answered within a second; for tests without an event loop."""
-        self.overlay.refuse_inside("await ping()")  # before there is a coroutine that nobody would await
-        return self.overlay.run(self.ping(target)) is not None
-
-    def _version_towards(self, target: "OverlayNode") -> int:
-        return 4 if self.lease.subnet is not None and target.lease.subnet is not None else 6
-
-    def _deliver(self, packet: bytes) -> None:
-        self.host.deliver(packet)
-
-    # The node's part
-
-    @property
-    def verdicts(self) -> dict[str, dict[str, int]]:
-        """What became of the packets, by direction; verdicts that did not occur are left out."""
-        return {
-            way: {name: count for name, count in by_name(direction.verdicts).items() if count}
-            for way, direction in (("outbound", self.engine.outbound), ("inbound", self.engine.inbound))
-        }
-
-    def stop(self) -> None:
-        """Crash: from now on nothing is carried and the lease is not renewed, but it stays until its time is over."""
-        if self.is_running:
-            self.is_running = False
-            self.engine.stop()
-            self.underlay.close()
-            self._cancel_renewal()
-
-    def start(self) -> None:
-        """Run again after a stop, as a new process on the same host: a lease with the same subnets if they are to be had.
-
-        What was sent meanwhile is gone. Raises ValueError if another node has the name by now, NoFreeSubnetError, and
-        RuntimeError without the store.
-        """
-        if self.is_running:
-            return
-        if not self.sees_store:
-            raise RuntimeError(f"{self.name} cannot start without its store: call find_store() first")
-        self.overlay.take_name(self)
-        self.lease = self.overlay.book.acquire(self.attributes, Subnets(self.lease.subnet, self.lease.ipv6_subnet))
-        self.failure = None
-        self.device = MemoryDevice(self.name, self.overlay.device_mtu, deliver=self._deliver, loop=self.overlay.loop)
-        self.host.inject = self.device.inject
-        self._run()
-
-    def leave(self) -> None:
-        """Stop, and give the lease back, so that the others forget this node at once."""
-        self.stop()
-        self.overlay.book.release(self.lease)
-
-    def lose_store(self) -> None:
-        """From now on this node hears of no change and cannot renew its lease; traffic goes on by what it knows."""
-        self.sees_store = False
-
-    def find_store(self) -> None:
-        """The store is back: hear of what changed meanwhile."""
-        self.sees_store = True
-        self.overlay.refresh()
-
-    def plan_renewal(self) -> None:
-        """See to it that the lease is renewed before its end, as early as flannel does."""
-        if self.lease.expiration is not None:
-            margin = min(3600.0, self.overlay.book.lease_seconds / 2)
-            self._renewal = self.overlay.call_at_in_background(self.lease.expiration - margin, self._renew)
-
-    def _engine_failed(self, error: Exception) -> None:
-        self.fail(str(error) or repr(error))
-
-    def fail(self, reason: str) -> None:
-        """End by itself, as a real node does that cannot go on."""
-        if self.is_running:
-            self.failure = reason
-            self.stop()
-
-    def _renew(self) -> None:
-        if not self.sees_store:
-            self._renewal = self.overlay.call_at_in_background(self.overlay.now + _RETRY_SECONDS, self._renew)
-            return
-        try:
-            self.lease = self.overlay.book.renew(self.lease)
-        except LeaseLostError as error:
-            self.fail(str(error))
-            return
-        self.plan_renewal()
-
-    def _cancel_renewal(self) -> None:
-        if self._renewal is not None:
-            self._renewal.cancel()
-            self._renewal = None
 
 
 class Overlay:
@@ -328,7 +104,7 @@ class Overlay:
         parse_config(config)  # whatever can be wrong is, before there is a loop to close
         everywhere = _spec(link, {})
         is_own, self.loop = _loop_for(loop)
-        self._failures: _Failures | None = None
+        self._failures: Failures | None = None
         if is_own:
             self.adopt_loop()
         self.underlay = FakeNetwork(mtu, link=everywhere, seed=seed, record=record, loop=self.loop)
@@ -344,7 +120,7 @@ class Overlay:
         self._numbers = itertools.count(1)
         self._base: tuple[int, Table] | None = None
         self._refreshing: asyncio.Handle | None = None
-        self._expiry: _Cancellable | None = None
+        self._expiry: Cancellable | None = None
         self._stop_listening = self.book.listen(self._on_change)
 
     # Life
@@ -381,7 +157,7 @@ class Overlay:
 
     def adopt_loop(self) -> None:
         """From now on the loop that was given is the overlay's own: nothing fails on it unheard, and `close` closes it."""
-        self._failures = _Failures(self.loop)
+        self._failures = Failures(self.loop)
 
     def _end(self) -> list[Exception]:
         """What nobody has asked for until then."""
@@ -634,7 +410,7 @@ class Overlay:
         """Seconds by the overlay's clock."""
         return self.loop.time()
 
-    def call_at_in_background(self, when: float, call: Callable[[], None]) -> _Cancellable:
+    def call_at_in_background(self, when: float, call: Callable[[], None]) -> Cancellable:
         """Call `call` at that time. A virtual loop does not let time pass for this alone."""
         if isinstance(self.loop, VirtualLoop):
             return self.loop.call_at_in_background(when, call)
@@ -814,58 +590,6 @@ def _loop_for(loop: asyncio.AbstractEventLoop | None) -> tuple[bool, asyncio.Abs
         return False, asyncio.get_running_loop()
     except RuntimeError:
         return True, VirtualLoop()
-
-
-class _Failures:
-    """Collects what is raised on `loop` and asked for by nobody: by callbacks, and by tasks.
-
-    asyncio tells of a failed task when the garbage collector takes it, which may be late, in the middle of another test, or
-    never. So all tasks are known here, weakly, and those that are left are looked at in the end.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._found: list[Exception] = []
-        self._tasks: WeakKeyDictionary[asyncio.Task[Any], None] = WeakKeyDictionary()  # keeps their order
-        loop.set_exception_handler(self._handle)
-        loop.set_task_factory(self._make_task)
-
-    def take(self) -> list[Exception]:
-        """What there was; from now on nothing is collected."""
-        self._loop.set_exception_handler(None)
-        self._loop.set_task_factory(None)
-        for task in list(self._tasks):
-            # The flag by which asyncio itself knows that nobody has asked. There is no public one.
-            if task.done() and not task.cancelled() and getattr(task, "_log_traceback", False):
-                error = task.exception()
-                if isinstance(error, Exception):
-                    self._found.append(error)
-        self._tasks.clear()
-        return self._found
-
-    def _make_task(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> "asyncio.Task[Any]":
-        task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)
-        self._tasks[task] = None
-        return task
-
-    def _handle(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        if isinstance(error, Exception):
-            self._found.append(error)
-        else:
-            loop.default_exception_handler(context)
-
-
-def cancel_tasks(loop: asyncio.AbstractEventLoop) -> list[Exception]:
-    """End the tasks that a test left behind, so that none is destroyed while it waits; returns what they raised then."""
-    tasks = asyncio.all_tasks(loop)
-    for task in tasks:
-        task.cancel()
-    results: list[Any] = []
-    if tasks:
-        results = loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-    loop.run_until_complete(loop.shutdown_asyncgens())
-    return [result for result in results if isinstance(result, Exception)]
 
 
 def _seconds(time: float | str) -> float:

@@ -80,7 +80,7 @@ def underlay(request: pytest.FixtureRequest) -> "Iterator[FakeNetwork]":
     It has a loop, of virtual time unless the real one is asked for, which its `run` and `settle` drive. In a test that is a
     coroutine it takes the time of the loop that runs that.
     """
-    from dataplane.overlay.overlay import cancel_tasks  # noqa: PLC0415 - only when asked for
+    from dataplane.overlay.failures import cancel_tasks  # noqa: PLC0415 - only when asked for
     from dataplane.overlay.virtualtime import VirtualLoop  # noqa: PLC0415
     from dataplane.underlay.fake import FakeNetwork  # noqa: PLC0415
     from dataplane.underlay.link import LinkSpec, parse_link  # noqa: PLC0415
