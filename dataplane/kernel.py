@@ -20,7 +20,7 @@ from dataplane.syscalls import MAX_GROUP, MAX_MESSAGES, Integers
 from dataplane.verdict import Verdict
 from encap import fields
 from encap.fields import Octets, WritableOctets
-from encap.vnet import load_native16
+from encap.vnet import VNET_LENGTH, load_native16
 
 IN_RUN = 4096
 """More than any errno (include/linux/err.h, MAX_ERRNO)."""
@@ -28,7 +28,7 @@ IN_RUN = 4096
 _FORWARDED = int(Verdict.FORWARDED)
 _IN_RUN = IN_RUN
 _MAX_LENGTH = MAX_PACKET_LENGTH
-_VNET = syscalls.VNET_LENGTH
+_VNET = VNET_LENGTH
 _MAX_GROUP = MAX_GROUP
 _MAX_MESSAGES = MAX_MESSAGES
 _TOLD = syscalls.TOLD_LENGTH

@@ -18,9 +18,9 @@ import sys
 from typing import TypeAlias
 
 from encap.fields import Octets, WritableOctets
+from encap.vnet import VNET_LENGTH
 from routing.table import Endpoint
 
-VNET_LENGTH = 10
 TOLD_LENGTH = 24
 """What `receive` tells of a datagram: 0 the segment size of a run (UDP_GRO) in the machine's byte order, 2 bytes, or 0;
 8 the source address, 4 or 16 bytes."""

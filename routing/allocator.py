@@ -44,6 +44,11 @@ class Decision:
     reuse: Lease | None
     obsolete: tuple[Lease, ...]
 
+    def lease(self, attributes: LeaseAttributes, expiration: float) -> Lease:
+        """What the node `attributes` holds then, until `expiration`; a reservation that it takes up stays one."""
+        is_reservation = self.reuse is not None and self.reuse.expiration is None
+        return Lease(self.subnets.ipv4, self.subnets.ipv6, attributes, None if is_reservation else expiration)
+
 
 def decide(
     config: NetworkConfig,

@@ -6,6 +6,8 @@ can be described by a `Batch` without copying. `time_ns` is when it was captured
 
 from array import array
 
+from dataplane.batch import Batch
+
 ALIGNMENT = 16
 CHUNK_BYTES = 64 << 20
 """About how much is loaded at a time."""
@@ -45,6 +47,12 @@ class Chunk:
         """A copy of packet `index`, for people and tests."""
         start = self.offset[index]
         return bytes(self.data[start : start + self.length[index]])
+
+    def describe(self, batch: Batch, first: int, count: int) -> None:
+        """Make the entries of `batch`, whose block is `data`, `count` packets of this chunk from `first` on."""
+        batch.offset[:count] = memoryview(self.offset)[first : first + count]
+        batch.length[:count] = memoryview(self.length)[first : first + count]
+        batch.count = count
 
     def clear(self) -> None:
         """Forget all packets."""

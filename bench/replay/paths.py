@@ -25,8 +25,8 @@ from dataplane.underlay import Underlay
 from dataplane.verdict import Verdict, by_name
 
 BATCH = 256
+LANES = 8
 _LARGEST_DATAGRAM = 66_000
-_LANES = 8
 _IN_FLIGHT_BYTES = 1 << 18
 """About how much waits in a socket's buffer at a time: what it holds where it may not be enlarged."""
 
@@ -64,7 +64,6 @@ class ReplayPath:
     def carry(self, chunk: Chunk, pacer: Pacer) -> int:
         """Carry the packets of `chunk` at the pacer's pace; returns how long it took, in nanoseconds."""
         batch = Batch(BATCH, memoryview(chunk.data))
-        offsets, lengths = memoryview(chunk.offset), memoryview(chunk.length)
         pacer.load(chunk)
         pacer.start()
         started = self._now()
@@ -75,16 +74,12 @@ class ReplayPath:
             if self._batch_bytes:
                 end = bisect_right(chunk.offset, chunk.offset[position] + self._batch_bytes, position, position + count)
                 count = end - position
-            batch.offset[:count] = offsets[position : position + count]
-            batch.length[:count] = lengths[position : position + count]
-            batch.count = count
+            chunk.describe(batch, position, count)
             self._carry_batch(batch)
             pacer.sent(position, count, moment)
             position += count
         taken = self._now() - started
         pacer.stop()
-        for column in (offsets, lengths):
-            column.release()
         return taken
 
     def _carry_batch(self, batch: Batch) -> None:
@@ -96,7 +91,7 @@ class MemoryPath(ReplayPath):
 
     def __init__(self, sides: Sides, now: Callable[[], int] = time.perf_counter_ns) -> None:
         super().__init__(sides, ("lookup", "encapsulate", "receive", "decapsulate", "compare"), now)
-        self._layout = Outbound(BATCH * _LARGEST_DATAGRAM, BATCH)
+        self._layout = new_layout()
         self._arrived = Batch(BATCH, self._layout.trains.data)
         self._pieces = Batch(BATCH, self._layout.trains.data)
 
@@ -105,7 +100,7 @@ class MemoryPath(ReplayPath):
         begun = now()
         going = judge_batch(batch, sides.sending)
         looked_up = now()
-        self._layout.start(_LANES, 64)
+        self._layout.start(LANES, 64)
         self._layout.lay_out(batch, sides.sending)
         laid_out = now()
         unpack(self._hand_over(), pieces, sides.receiving, 0)
@@ -147,7 +142,7 @@ class LoopbackPath(ReplayPath):
         self._receiver = receiver
         self._may_be_late = False
         self._recogniser = Recogniser(sender.lanes)
-        self._layout = Outbound(BATCH * _LARGEST_DATAGRAM, BATCH)
+        self._layout = new_layout()
         self._arrived = Batch(BATCH)
         self._pieces = Batch(BATCH, self._arrived.data)
 
@@ -251,6 +246,11 @@ class ReversePath(ReplayPath):
         self.outbound.received += batch.count
         self.outbound.verdicts[_FORWARDED] += batch.count
         self.inbound.count(pieces)
+
+
+def new_layout() -> Outbound:
+    """One that a batch always fits, whatever its packets are, if they are no superpackets."""
+    return Outbound(BATCH * _LARGEST_DATAGRAM, BATCH)
 
 
 def _settle(batch: Batch, trains: Batch) -> None:

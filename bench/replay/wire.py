@@ -9,16 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.replay.loading import Loader
-from bench.replay.paths import BATCH
+from bench.replay.paths import BATCH, LANES, new_layout
 from bench.replay.sides import Sides
 from dataplane.batch import Batch
 from dataplane.capture import Recorder
-from dataplane.outbound import Outbound, judge_batch
+from dataplane.outbound import judge_batch
 from routing.config import Address
 
-_LARGEST_DATAGRAM = 66_000
 _FIRST_SOURCE_PORT = 49152
-_LANES = 8
 _NO_LIMIT = 1 << 62  # whoever asks for it all gets it all; a full disk is an error
 
 
@@ -27,18 +25,16 @@ def write_underlay(path: Path, loader: Loader, sides: Sides, hosts: tuple[Addres
 
     Raises OSError, CaptureError.
     """
-    layout = Outbound(BATCH * _LARGEST_DATAGRAM, BATCH)
+    layout = new_layout()
     with open(path, "wb") as file:
         recorder = Recorder(file, now_ns=lambda: 0, limit=_NO_LIMIT, name=str(path))
         for chunk in loader.chunks():
             batch = Batch(BATCH, memoryview(chunk.data))
             for first in range(0, len(chunk), BATCH):
                 count = min(BATCH, len(chunk) - first)
-                batch.offset[:count] = memoryview(chunk.offset)[first : first + count]
-                batch.length[:count] = memoryview(chunk.length)[first : first + count]
-                batch.count = count
+                chunk.describe(batch, first, count)
                 judge_batch(batch, sides.sending)
-                layout.start(_LANES, 1)  # a train for each datagram
+                layout.start(LANES, 1)  # a train for each datagram
                 layout.lay_out(batch, sides.sending)
                 _record(recorder, layout.trains, chunk.time_ns[first : first + count], sides, hosts)
         recorder.flush()

@@ -11,7 +11,11 @@ from routing.allocator import NoFreeSubnetError, Subnets
 from routing.config import NetworkConfig
 from routing.lease import Lease, LeaseAttributes
 
-__all__ = ["LeaseLostError", "NoFreeSubnetError", "StoreError", "SubnetStore"]
+__all__ = ["LEASE_SECONDS", "LeaseLostError", "NoFreeSubnetError", "StoreError", "SubnetStore"]
+
+
+LEASE_SECONDS = 24 * 3600.0
+"""How long a lease lasts, as in flannel."""
 
 
 class StoreError(Exception):

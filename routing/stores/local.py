@@ -32,12 +32,9 @@ from routing.allocator import Subnets
 from routing.config import ConfigError, NetworkConfig, parse_config
 from routing.durable import sync_folder, write_whole
 from routing.lease import Lease, LeaseAttributes, LeaseError, parse_attributes, parse_key
-from routing.stores import LeaseLostError, StoreError
+from routing.stores import LEASE_SECONDS, LeaseLostError, StoreError
 
 log = logging.getLogger(__name__)
-
-LEASE_SECONDS = 24 * 3600.0
-"""How long a lease lasts, as in flannel."""
 
 POLL_SECONDS = 0.5
 _LOCK_RETRY_SECONDS = 0.02
@@ -112,16 +109,9 @@ class LocalStore:
                 decision = allocator.decide(config, valid, attributes, previous, self._rng)
                 for lease in (*ended, *decision.obsolete):
                     self._remove(lease.key)
-                held = decision.reuse
-                if held is not None:
-                    log.info("the lease %s of this node's public address is taken up again", held.key)
-                reservation = held is not None and held.expiration is None
-                lease = Lease(
-                    decision.subnets.ipv4,
-                    decision.subnets.ipv6,
-                    attributes,
-                    None if reservation else self._now() + self._lease_seconds,
-                )
+                if decision.reuse is not None:
+                    log.info("the lease %s of this node's public address is taken up again", decision.reuse.key)
+                lease = decision.lease(attributes, self._now() + self._lease_seconds)
                 self._write(lease)
                 return lease
 

@@ -14,10 +14,7 @@ from routing import allocator
 from routing.allocator import Subnets
 from routing.config import NetworkConfig, parse_config
 from routing.lease import Lease, LeaseAttributes
-from routing.stores import LeaseLostError, StoreError
-
-LEASE_SECONDS = 24 * 3600.0
-"""How long a lease lasts, as in flannel."""
+from routing.stores import LEASE_SECONDS, LeaseLostError, StoreError
 
 
 class LeaseBook:
@@ -58,13 +55,7 @@ class LeaseBook:
         decision = allocator.decide(self.config, list(self._leases.values()), attributes, previous, self._rng)
         for obsolete in decision.obsolete:
             del self._leases[obsolete.key]
-        reservation = decision.reuse is not None and decision.reuse.expiration is None
-        lease = Lease(
-            decision.subnets.ipv4,
-            decision.subnets.ipv6,
-            attributes,
-            None if reservation else self._now() + self.lease_seconds,
-        )
+        lease = decision.lease(attributes, self._now() + self.lease_seconds)
         self._leases[lease.key] = lease
         self._changed()
         return lease
