@@ -1,7 +1,7 @@
 cimport cython
 
 cdef int _FORWARDED
-cdef Py_ssize_t _SLOT_SIZE, _HEADROOM
+cdef Py_ssize_t _SLOT_SIZE, _HEADROOM, _PEER_NUMBERS
 
 cdef class Batch:
     cdef readonly Py_ssize_t capacity
@@ -24,8 +24,8 @@ cdef class Batch:
     @cython.locals(i=Py_ssize_t, found=Py_ssize_t)
     cpdef Py_ssize_t count_of(self, int verdict) except -1
 
-    @cython.locals(i=Py_ssize_t, forwarded="long long", verdict=int)
-    cpdef long long tally(self, long long[::1] counts) except -1
+    @cython.locals(i=Py_ssize_t, forwarded="long long", verdict=int, length=int, at=Py_ssize_t)
+    cpdef long long tally(self, long long[::1] counts, long long[::1] peers=*, long long now=*) except -1
 
     @cython.locals(i=Py_ssize_t)
     cpdef int share_verdicts(self) except -1

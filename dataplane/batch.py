@@ -8,7 +8,8 @@ Columns, one number an entry. In every batch: `offset` and `length` in `data`; `
 
 * as received: `peer`, the number of the VTEP it came from (inbound); `stride`, the size of each datagram in one coalesced
   buffer (0: a single one). After a judgement outbound: `peer`, the row of the packet's route, and `flow`, its hash.
-* *pieces*, the packets found in received buffers: `peer` as above; `stride`, the segment size of a packet that is to be
+* *pieces*, the packets found in received buffers: `peer` as above, and after the judgement, of those that come in, the row
+  of the inner source; `stride`, the segment size of a packet that is to be
   segmented (0: none); `head`, the entry that this packet was merged into, itself if it was not; `last`, where the buffer
   that it lies in ends.
 * *trains*, datagrams for one endpoint in one run: `peer`, the row; `stride`, the size of each (the last may be shorter);
@@ -33,6 +34,10 @@ SLOT_SIZE = 65792
 _SLOT_SIZE = SLOT_SIZE
 _HEADROOM = HEADROOM
 _FORWARDED = int(Verdict.FORWARDED)
+
+PEER_NUMBERS = 3
+"""What `Batch.tally` counts for a row: packets, bytes, and the time of the last one."""
+_PEER_NUMBERS = PEER_NUMBERS
 
 
 def block(size: int) -> memoryview:
@@ -123,14 +128,23 @@ class Batch:
             found += self.verdict_c[i] == verdict
         return found
 
-    def tally(self, counts: "array[int]") -> int:
-        """Count each entry's verdict in `counts`; returns the bytes of the packets forwarded."""
+    def tally(self, counts: "array[int]", peers: "array[int] | None" = None, now: int = 0) -> int:
+        """Count each entry's verdict in `counts`; returns the bytes of the packets forwarded.
+
+        Those are counted in `peers`, too, if it is there: PEER_NUMBERS for each row, of which the last becomes `now`.
+        """
         forwarded = 0
         for i in range(self.count):
             verdict = self.verdict_c[i]
             counts[verdict] += 1
             if verdict == _FORWARDED:
-                forwarded += self.length_c[i]
+                length = self.length_c[i]
+                forwarded += length
+                if peers is not None:
+                    at = self.peer_c[i] * _PEER_NUMBERS
+                    peers[at] += 1
+                    peers[at + 1] += length
+                    peers[at + 2] = now
         return forwarded
 
     def share_verdicts(self) -> None:

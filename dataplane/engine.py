@@ -18,8 +18,11 @@ here, in the ip framing) goes to the inner source through the tunnel, like any p
 
 import logging
 import time
+from array import array
 from collections.abc import Callable
 from ipaddress import IPv4Address, IPv6Address
+from itertools import accumulate
+from typing import Any
 
 from dataplane.batch import Batch
 from dataplane.device import Device
@@ -27,6 +30,7 @@ from dataplane.inbound import coalesce, decapsulate, unpack, write_vnet_headers
 from dataplane.offload import Offload, Offloads
 from dataplane.outbound import Outbound, judge_batch
 from dataplane.ratelimit import TokenBucket
+from dataplane.traffic import NANOSECONDS, RouteTraffic, Traffic
 from dataplane.underlay import Underlay
 from dataplane.verdict import Verdict, new_counts
 from encap import icmp, segment, vnet
@@ -47,19 +51,45 @@ ICMP_PER_SECOND = 1000.0
 ICMP_BURST = 50.0
 
 
+BATCH_BOUNDS = (1, 2, 4, 8, 16, 32)
+"""By how many packets batches are told apart: up to so many, and more than the bound before."""
+_LAST_BOUND = len(BATCH_BOUNDS) - 1
+
+
 class Direction:
-    """The counters of one direction: packets and bytes received, and their verdicts."""
+    """The counters of one direction: packets and bytes received, and their verdicts; and how large batches were.
+
+    A packet is what is judged: outbound what one read brought, which may be a superpacket; inbound each inner packet.
+    """
 
     def __init__(self) -> None:
         self.received = 0
         self.verdicts = new_counts()
         self._verdicts_c = self.verdicts
         self.forwarded_bytes = 0
+        self.batches = array("q", bytes(8 * len(BATCH_BOUNDS)))
+        """How many batches there were for each of BATCH_BOUNDS."""
+        self._batches_c = self.batches
+        self.batched = 0
+        """The sizes of all of them: inbound what was received in one piece, which may be a run of datagrams."""
 
-    def count(self, batch: Batch) -> None:
-        """Add a batch whose verdicts are final."""
+    def count(self, batch: Batch, peers: "array[int] | None" = None, now: int = 0) -> None:
+        """Add a batch whose verdicts are final, and what was forwarded to `peers` (`Batch.tally`)."""
         self.received += batch.count
-        self.forwarded_bytes += batch.tally(self._verdicts_c)
+        self.forwarded_bytes += batch.tally(self._verdicts_c, peers, now)
+
+    def count_batch(self, size: int) -> None:
+        """Add a batch of `size` as it was received, 1 or more."""
+        bound = 0
+        while size > 1 << bound and bound < _LAST_BOUND:
+            bound += 1
+        self._batches_c[bound] += 1
+        self.batched += size
+
+    def report_batches(self) -> dict[str, Any]:
+        """The sizes as a histogram for `status`: cumulative buckets [upper bound, count], the number, and the sum."""
+        buckets = [[bound, count] for bound, count in zip(BATCH_BOUNDS, accumulate(self.batches), strict=True)]
+        return {"buckets": buckets, "count": sum(self.batches), "sum": self.batched}
 
 
 class Buffers:
@@ -80,7 +110,8 @@ class Engine:
     """Moves packets between `device` and `underlay` by `table`, which may be replaced at any time.
 
     `offloads` tells whether packets may be merged for the device. `failed` is called once if a side is lost or
-    something unforeseen happens; the engine has stopped then. `now` is a monotonic clock in seconds.
+    something unforeseen happens; the engine has stopped then. `now` is a monotonic clock in seconds. With `by_peer` it
+    counts for each route what passed (`traffic`), 48 bytes a route.
     """
 
     def __init__(
@@ -94,8 +125,14 @@ class Engine:
         now: Callable[[], float] = time.monotonic,
         budget: int = BATCHES_PER_WAKEUP,
         buffers: Buffers | None = None,
+        by_peer: bool = False,
     ) -> None:
-        self.table = table
+        self._table = table
+        self._traffic: Traffic | None = None
+        self._sent: array[int] | None = None
+        self._received: array[int] | None = None
+        if by_peer:
+            self._follow(Traffic(table))
         self.outbound = Direction()
         self.inbound = Direction()
         self.icmp_sent = 0
@@ -105,6 +142,7 @@ class Engine:
         self._failed = failed
         self._now = now
         self._budget = budget
+        self._is_running = False
         self._out_limit = self._in_limit = 1
         """How many packets the next wake-up begins with: 1 if the last one found no two at a time, 0 for a batch."""
         self._icmp_limit = TokenBucket(ICMP_PER_SECOND, ICMP_BURST)
@@ -120,15 +158,52 @@ class Engine:
         self._own_batch = buffers.own_batch
         self._own_layout = buffers.own_layout
 
+    @property
+    def table(self) -> Table:
+        """Where packets go. What was counted by peer goes over to a new one, for the routes that stay."""
+        return self._table
+
+    @table.setter
+    def table(self, table: Table) -> None:
+        self._table = table
+        if self._traffic is not None:
+            self._follow(Traffic(table, self._traffic))
+
+    def _follow(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+        self._sent, self._received = traffic.sent, traffic.received
+
+    def traffic(self, epoch: float) -> list[RouteTraffic]:
+        """What passed by route, row by row of the table, and last what belongs to none; nothing without `by_peer`.
+
+        `epoch` is now, in seconds since the epoch; `last_heard` counts back from it: the wall clock may be set meanwhile.
+        """
+        traffic = self._traffic
+        return [] if traffic is None else [*traffic.report(self._now(), epoch), traffic.others]
+
     def start(self) -> None:
-        """Watch both sides. Needs a running event loop."""
+        """Watch both sides, for the first time or again after `stop` or a failure. Needs a running event loop."""
+        self._is_running = True
         self._device.watch(lambda: self._guarded(self.pump_outbound))
         self._underlay.watch(lambda: self._guarded(self.pump_inbound))
 
     def stop(self) -> None:
         """Watch them no more. What was received is delivered already."""
+        self._is_running = False
         self._device.unwatch()
         self._underlay.unwatch()
+
+    def replace_device(self, device: Device) -> None:
+        """Go on with `device` instead of the one before, which is watched no more and stays its owner's to close.
+
+        The one before may be closed already. An engine that runs goes on running; one that stopped, since the device was
+        lost, needs `start`. Meanwhile the underlay keeps what arrives, as far as its buffers hold it.
+        """
+        self._device.unwatch()
+        self._device = device
+        self._out_limit = 1
+        if self._is_running:
+            device.watch(lambda: self._guarded(self.pump_outbound))
 
     def _guarded(self, pump: Callable[[], None]) -> None:
         """Run `pump`; on an exception stop, since a level-triggered watch would call it for ever."""
@@ -166,25 +241,27 @@ class Engine:
 
     def _move_outbound(self, limit: int) -> int:
         """One batch of at most `limit` packets (0: as many as fit); returns how many there were."""
-        batch = self._out_batch
+        batch, peers = self._out_batch, self._sent
         batch.clear(limit)
         self._device.receive(batch)
         if batch.count:
+            self.outbound.count_batch(batch.count)
             self._send(batch)
-            self.outbound.count(batch)
+            self.outbound.count(batch, peers, 0)
         return batch.count
 
     def _move_inbound(self, limit: int) -> int:
         """The same in the other direction."""
         batch = self._in_batch
         batch.clear(limit)
-        self._underlay.receive(batch, self.table.origins)
+        self._underlay.receive(batch, self._table.origins)
         if batch.count:
+            self.inbound.count_batch(batch.count)
             self._deliver(batch)
         return batch.count
 
     def _send(self, batch: Batch) -> None:
-        table = self.table
+        table = self._table
         to_send = judge_batch(batch, table)
         if to_send < batch.count:
             self._answer_to_device(batch, Verdict.NO_ROUTE, icmp.NO_ROUTE)
@@ -216,7 +293,11 @@ class Engine:
                     self._too_big(batch, index, table)
 
     def _deliver(self, batch: Batch) -> None:
-        pieces, table, mtu = self._pieces, self.table, self._device.mtu
+        pieces, table, mtu = self._pieces, self._table, self._device.mtu
+        peers, now = self._received, 0
+        if peers is not None:
+            moment = self._now()
+            now = int(moment * NANOSECONDS)
         following = 0
         while following < batch.count:
             following = unpack(batch, pieces, table, following)
@@ -230,7 +311,7 @@ class Engine:
                 self._device.transmit(pieces)
                 if merged:
                     pieces.share_verdicts()
-            self.inbound.count(pieces)
+            self.inbound.count(pieces, peers, now)
 
     def _answer_to_device(self, batch: Batch, verdict: Verdict, kind: icmp.ErrorKind) -> None:
         self._answer(batch, verdict, kind, self._inject)
@@ -297,7 +378,7 @@ class Engine:
 
     def _own_address(self, family: int) -> IPv4Address | IPv6Address | None:
         """The node's address in the overlay: the first of its subnet, which is the device's."""
-        identity = self.table.identity
+        identity = self._table.identity
         subnet = identity.subnet if family == 4 else identity.ipv6_subnet
         return subnet.network_address if subnet is not None else None
 
@@ -311,10 +392,11 @@ class Engine:
     def _originate(self, error: bytes) -> None:
         """Send an ICMP error of our own through the tunnel."""
         own, layout = self._hold(error), self._own_layout
-        if judge_batch(own, self.table):
+        table = self._table
+        if judge_batch(own, table):
             layout.start(self._underlay.lanes, 1)
-            layout.lay_out(own, self.table)
-            self.icmp_sent += self._underlay.transmit(layout.trains, self.table.endpoints)
+            layout.lay_out(own, table)
+            self.icmp_sent += self._underlay.transmit(layout.trains, table.endpoints)
 
     def _hold(self, packet: Octets, header: Octets = bytes(vnet.VNET_LENGTH)) -> Batch:
         """The batch for packets of our own making, holding `packet`."""

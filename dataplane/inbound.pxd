@@ -17,7 +17,7 @@ cdef int UDP_CHECKSUM, UDP_HEADER_LENGTH, MAX_PACKET_LENGTH
 cpdef Py_ssize_t strip(const unsigned char[::1] data, Py_ssize_t at, Py_ssize_t length, Table table) except? -1000
 
 @cython.locals(destination="unsigned long long", high="unsigned long long", row="long long", ours=bint)
-cpdef int admit(const unsigned char[::1] data, Py_ssize_t at, int origin, Table table) except -1
+cpdef long long admit(const unsigned char[::1] data, Py_ssize_t at, int origin, Table table) except? -1000
 
 @cython.locals(
     where=Py_ssize_t, start=Py_ssize_t, csum_offset=int, header_length=Py_ssize_t, gso_type=int, gso_size=Py_ssize_t,
@@ -38,7 +38,7 @@ cpdef Py_ssize_t unpack(Batch batch, Batch pieces, Table table, Py_ssize_t first
 
 @cython.locals(
     data="unsigned char[::1]", offset="int[::1]", length="int[::1]", peer="int[::1]", verdict="int[::1]", head="int[::1]",
-    forwarded=Py_ssize_t, i=Py_ssize_t, at=Py_ssize_t, inner_length=Py_ssize_t, refusal=int,
+    forwarded=Py_ssize_t, i=Py_ssize_t, at=Py_ssize_t, inner_length=Py_ssize_t, row="long long",
 )
 cpdef Py_ssize_t decapsulate(Batch pieces, Table table) except -1
 

@@ -63,26 +63,27 @@ def strip(data: Octets, at: int, length: int, table: Table) -> int:
 
 
 def admit(data: Octets, at: int, origin: int, table: Table) -> int:
-    """0 if the IP packet at `at`, which came from VTEP number `origin` (or -1), may come in, else its verdict."""
+    """The row of the IP packet at `at`, which came from VTEP number `origin` (or -1), or minus its verdict.
+
+    The row is that of the inner source; the one behind the table's last if sources are not checked and there is none.
+    """
     if data[at] >> 4 == 4:
         destination = fields.load32(data, at + IPV4_DESTINATION)
         if destination >> 28 == 0xE or destination == _LIMITED_BROADCAST:
-            return _MULTICAST
-        if not table.check_sources:
-            return 0
+            return -_MULTICAST
         row = table.find4(fields.load32(data, at + IPV4_SOURCE))
         ours = table.is_own4(destination)
     else:
         high = fields.load64(data, at + IPV6_DESTINATION)
         if high >> 56 == 0xFF:
-            return _MULTICAST
-        if not table.check_sources:
-            return 0
+            return -_MULTICAST
         row = table.find6(fields.load64(data, at + IPV6_SOURCE), fields.load64(data, at + IPV6_SOURCE + 8))
         ours = table.is_own6(high, fields.load64(data, at + IPV6_DESTINATION + 8))
+    if not table.check_sources:
+        return row if row >= 0 else table.count
     if row < 0 or table.vtep[row] != origin:
-        return _SPOOFED_SOURCE
-    return 0 if ours else _NOT_FOR_US
+        return -_SPOOFED_SOURCE
+    return row if ours else -_NOT_FOR_US
 
 
 def write_vnet_header(
@@ -165,7 +166,7 @@ def decapsulate(pieces: Batch, table: Table) -> int:
     """Judge every datagram of `pieces`, and make packets of those that come in; returns how many do.
 
     Reads `peer` (the VTEP number of the outer source). Sets `verdict` and `head`; where the inner packet could be found,
-    `offset` and `length` are its own.
+    `offset` and `length` are its own; of a packet that comes in `peer` becomes its row.
     """
     data = pieces.data_c
     offset = pieces.offset_c
@@ -186,14 +187,15 @@ def decapsulate(pieces: Batch, table: Table) -> int:
         at = offset[i] + table.header_length
         offset[i] = at
         length[i] = inner_length
-        refusal = admit(data, at, peer[i], table)
-        if not refusal and not table.is_vxlan and ttl(data, at) <= 1:
-            refusal = _TTL_EXPIRED
-        if refusal:
-            verdict[i] = refusal
+        row = admit(data, at, peer[i], table)
+        if row >= 0 and not table.is_vxlan and ttl(data, at) <= 1:
+            row = -_TTL_EXPIRED
+        if row < 0:
+            verdict[i] = -row
             continue
         if not table.is_vxlan:
             decrement_ttl(data, at)
+        peer[i] = row
         verdict[i] = _FORWARDED
         forwarded += 1
     return forwarded

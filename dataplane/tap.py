@@ -26,6 +26,7 @@ from dataplane.underlay import Underlay
 from dataplane.verdict import MEANING, Verdict
 from dataplane.wrapping import DeviceWrapper, UnderlayWrapper
 from encap.ip import stated_length
+from routing.config import Address
 from routing.table import UNKNOWN_VTEP, Endpoint
 
 log = logging.getLogger(__name__)
@@ -99,6 +100,12 @@ class UnderlayTap(_Tap, UnderlayWrapper, ABC):
         self._header_length = header_length
         self._senders = Senders({})
         self._ports: Mapping[str, Sequence[int]] = inner.report()["source_ports"]
+
+    def rebind(self, addresses: Sequence[Address]) -> None:
+        """The inner underlay's; what is seen from now on has the new addresses and source ports."""
+        self._inner.rebind(addresses)
+        self._hosts = {address.version: str(address) for address in addresses}
+        self._ports = self._inner.report()["source_ports"]
 
     @abstractmethod
     def _see(self, source: UdpEnd, destination: UdpEnd, payload: memoryview, *, outbound: bool, remark: str) -> None:

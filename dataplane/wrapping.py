@@ -10,6 +10,7 @@ from typing import Any
 from dataplane.batch import Batch
 from dataplane.device import Device
 from dataplane.underlay import Underlay
+from routing.config import Address
 from routing.table import Endpoint
 
 
@@ -28,6 +29,11 @@ class DeviceWrapper:
         """In bytes."""
         return self._inner.mtu
 
+    @mtu.setter
+    def mtu(self, mtu: int) -> None:
+        """The wrapped device's, too."""
+        self._inner.mtu = mtu
+
     def receive(self, batch: Batch) -> None:
         """By the wrapped device, as with the following."""
         self._inner.receive(batch)
@@ -43,6 +49,10 @@ class DeviceWrapper:
     def unwatch(self) -> None:
         """It is watched no more."""
         self._inner.unwatch()
+
+    def keep(self) -> None:
+        """It is kept."""
+        self._inner.keep()
 
     def close(self) -> None:
         """It is closed."""
@@ -88,6 +98,10 @@ class UnderlayWrapper:
     def report(self) -> dict[str, Any]:
         """What it has to tell."""
         return self._inner.report()
+
+    def rebind(self, addresses: Sequence[Address]) -> None:
+        """It is."""
+        self._inner.rebind(addresses)
 
     def watch(self, ready: Callable[[], None]) -> None:
         """It is watched."""

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import Any, TypeVar
 
@@ -68,7 +69,7 @@ class Lease:
     attributes: LeaseAttributes
     expiration: float | None = None
 
-    @property
+    @cached_property
     def key(self) -> str:
         """The last part of the lease's key in the store."""
         return format_key(self.subnet, self.ipv6_subnet)

@@ -6,7 +6,7 @@ is one. The node's own lease is left out on both sides, hence it can never appea
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from routing.lease import Lease
 
@@ -38,10 +38,16 @@ class LeaseSet:
     def replace(self, snapshot: Iterable[Lease]) -> Changes:
         """Take over `snapshot` and tell what it changed."""
         old = self._leases
-        new = {lease.key: replace(lease, expiration=None) for lease in snapshot if lease.key != self._own_key}
+        new = {lease.key: lease for lease in snapshot}
+        new.pop(self._own_key, None)
         self._leases = new
         return Changes(
             added=tuple(lease for key, lease in new.items() if key not in old),
             removed=tuple(lease for key, lease in old.items() if key not in new),
-            changed=tuple(lease for key, lease in new.items() if key in old and old[key] != lease),
+            changed=tuple(lease for key, lease in new.items() if key in old and _differ(old[key], lease)),
         )
+
+
+def _differ(one: Lease, other: Lease) -> bool:
+    """Whether two leases of one key say different things; stores hand out the same object for what has not changed."""
+    return one is not other and one.attributes != other.attributes

@@ -6,7 +6,7 @@ VTEP MAC goes with the underlay: BackendData's over IPv4, BackendV6Data's over I
 one. A lease that cannot be reached gives no route but a reason.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from routing.config import BACKEND_UDP, BACKEND_VXLAN, Address, Network
@@ -23,7 +23,8 @@ BACKEND_OF_FRAMING = {FRAMING_VXLAN: BACKEND_VXLAN, FRAMING_IP: BACKEND_UDP}
 class Route:
     """Packets for `subnet` go to the VTEP at `address`. `mac` is that VTEP's (unused in the ip framing).
 
-    `public` holds all underlay addresses of the lease: any of them may be the outer source of its packets.
+    `public` holds all underlay addresses of the lease: any of them may be the outer source of its packets. So may, for a
+    while, one that the lease had before (``routing.grace``).
     """
 
     subnet: Network
@@ -40,8 +41,19 @@ class Unreachable:
     reason: str
 
 
-def plan(peers: Iterable[Lease], framing: str, underlay_families: Collection[int]) -> tuple[list[Route], list[Unreachable]]:
-    """The routes to `peers` for a node that speaks `framing` over sockets of `underlay_families` (4, 6)."""
+_NOBODY: Mapping[str, tuple[Address, ...]] = {}
+
+
+def plan(
+    peers: Iterable[Lease],
+    framing: str,
+    underlay_families: Collection[int],
+    former: Mapping[str, tuple[Address, ...]] = _NOBODY,
+) -> tuple[list[Route], list[Unreachable]]:
+    """The routes to `peers` for a node that speaks `framing` over sockets of `underlay_families` (4, 6).
+
+    `former` has for the keys of some leases the addresses that they had before and that still count.
+    """
     routes: list[Route] = []
     unreachable: list[Unreachable] = []
     for lease in peers:
@@ -49,10 +61,11 @@ def plan(peers: Iterable[Lease], framing: str, underlay_families: Collection[int
             reason = f"its BackendType is {lease.attributes.backend_type!r}, ours is {BACKEND_OF_FRAMING[framing]!r}"
             unreachable.append(Unreachable(lease, reason))
             continue
+        before = former.get(lease.key, ()) if former else ()
         for subnet in (lease.subnet, lease.ipv6_subnet):
             if subnet is None:
                 continue
-            route = _route(subnet, lease.attributes, framing, underlay_families)
+            route = _route(subnet, lease.attributes, framing, underlay_families, before)
             if isinstance(route, str):
                 unreachable.append(Unreachable(lease, route))
             else:
@@ -60,10 +73,12 @@ def plan(peers: Iterable[Lease], framing: str, underlay_families: Collection[int
     return routes, unreachable
 
 
-def _route(subnet: Network, attributes: LeaseAttributes, framing: str, families: Collection[int]) -> Route | str:
-    by_family = {4: attributes.public_ip, 6: attributes.public_ipv6}
-    order = (4, 6) if subnet.version == 4 else (6, 4)
-    address = next((by_family[family] for family in order if family in families and by_family[family]), None)
+def _route(
+    subnet: Network, attributes: LeaseAttributes, framing: str, families: Collection[int], former: tuple[Address, ...]
+) -> Route | str:
+    ipv4 = attributes.public_ip if 4 in families else None
+    ipv6 = attributes.public_ipv6 if 6 in families else None
+    address = (ipv4 or ipv6) if subnet.version == 4 else (ipv6 or ipv4)
     if address is None:
         return "it has no address of a family that this node's underlay has"
     mac = b""
@@ -74,4 +89,4 @@ def _route(subnet: Network, attributes: LeaseAttributes, framing: str, families:
             return "it has no VtepMAC"
         mac = found.vtep_mac
     public = tuple(one for one in (attributes.public_ip, attributes.public_ipv6) if one is not None)
-    return Route(subnet, address, mac, public)
+    return Route(subnet, address, mac, (*public, *former) if former else public)

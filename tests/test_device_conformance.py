@@ -31,6 +31,9 @@ class MemoryHarness:
         self.memory = MemoryDevice()
         self.device: Device = self.memory
 
+    def exists(self) -> bool:
+        return self.memory.kept
+
     def send(self, packet: bytes) -> None:
         self.memory.inject(packet)
 
@@ -47,13 +50,16 @@ class TunHarness:
     def __init__(self) -> None:
         self.lab = Lab("dev")
         self.lab.__enter__()
-        name = self.lab.new_namespace("a")
+        self.name = name = self.lab.new_namespace("a")
         with inside(name):
             self.device: Device = open_tun("tun7", 1450)
             self.lab.underlay.__class__(self.lab, name).ip("link set tun7 mtu 1450 up")
             self.socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
             self.socket.bind(("tun7", ETH_P_ALL))
             self.socket.setblocking(False)
+
+    def exists(self) -> bool:
+        return bool(self.lab.underlay.__class__(self.lab, self.name).run("ip link show tun7").stdout)
 
     def send(self, packet: bytes) -> None:
         self.socket.sendto(packet, ("tun7", 0x0800 if packet[0] >> 4 == 4 else 0x86DD))
@@ -205,3 +211,17 @@ async def test_watch_calls_until_nothing_is_left_and_unwatch_ends_it(harness):
 def test_closing_twice_does_no_harm(harness):
     harness.device.close()
     harness.device.close()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_only_a_kept_device_is_there_after_closing(harness, kept):
+    for _ in range(2 if kept else 0):
+        harness.device.keep()
+    harness.device.close()
+    assert harness.exists() == kept
+
+
+def test_the_mtu_can_be_changed(harness):
+    assert harness.device.mtu == 1450
+    harness.device.mtu = 1400
+    assert harness.device.mtu == 1400

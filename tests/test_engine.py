@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import socket
 from ipaddress import ip_address
 from typing import ClassVar
 
 import pytest
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 from packets import FakeNode, echo, exchange, mac, octets, pod, table_of, tcp, udp, underlay_host
@@ -14,8 +16,11 @@ from scapy.layers.inet6 import ICMPv6DestUnreach, ICMPv6PacketTooBig, IPv6
 from scapy.packet import Raw
 
 from dataplane.batch import Batch
+from dataplane.device import DeviceLostError
 from dataplane.device.memory import MemoryDevice
+from dataplane.device.tun import open_tun
 from dataplane.engine import BATCH_CAPACITY, BATCHES_PER_WAKEUP, ICMP_BURST, Engine
+from dataplane.lab import Lab, Namespace, inside
 from dataplane.mailbox import Mailbox
 from dataplane.outbound import judge_batch
 from dataplane.underlay.fake import Datagram, FakeNetwork
@@ -501,3 +506,144 @@ def test_the_longest_packet_there_is_is_too_big_and_ends_nothing(version):
         engine.pump_outbound()
         assert counts(engine.outbound) == {"too_big": 1}
         assert len(device.delivered) == 1  # the sender is told
+
+
+class Breakable(MemoryDevice):
+    """A device that is lost when it is told to be, and as long as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_lost = self.is_closed = False
+
+    def receive(self, batch: Batch) -> None:
+        if self.is_lost:
+            raise DeviceLostError("memory0 is gone")
+        super().receive(batch)
+
+    def transmit(self, batch: Batch) -> None:
+        if self.is_lost:
+            raise DeviceLostError("memory0 is gone")
+        super().transmit(batch)
+
+    def close(self) -> None:
+        self.is_closed = True
+        super().close()
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def breakable_pair() -> tuple[Breakable, Engine, FakeNode, list[Exception]]:
+    """An engine on a device that can break, the node that it talks to, and the errors that were told."""
+    network = FakeNetwork()
+    device, failures = Breakable(), []
+    underlay = network.attach(8472, underlay_host(1))
+    return device, Engine(device, underlay, table_of(1, [2]), failed=failures.append), FakeNode(network, 2, [1]), failures
+
+
+@pytest.mark.parametrize("closed_before", [False, True])
+@pytest.mark.parametrize("noticed_by", ["outbound", "inbound"])
+async def test_a_lost_device_is_replaced_and_the_engine_started_again(noticed_by, closed_before):
+    lost, engine, b, failures = breakable_pair()
+    engine.start()
+    lost.inject(udp())
+    await turns()
+    exchange(b)
+    assert b.device.delivered == [udp()]
+    lost.is_lost = True
+    if noticed_by == "outbound":
+        lost.inject(udp(payload=b"lost with the device"))
+    else:
+        b.device.inject(udp(2, 1, payload=b"lost with the device"))
+        exchange(b)
+    await turns()
+    assert [str(one) for one in failures] == ["memory0 is gone"]
+    b.device.inject(udp(2, 1))
+    exchange(b)
+    await turns()  # the engine waits, and so does the datagram
+    assert len(failures) == 1
+    if closed_before:
+        lost.close()
+    device = Breakable()
+    engine.replace_device(device)
+    lost.close()
+    await turns()
+    assert device.delivered == []
+    engine.start()
+    device.inject(udp(payload=b"goes on"))
+    await turns()
+    exchange(b)
+    assert b.device.delivered == [udp(), udp(payload=b"goes on")]
+    assert device.delivered == [udp(2, 1)]
+    assert counts(engine.outbound) == {"forwarded": 2}
+    assert counts(engine.inbound) == {"forwarded": 1}
+    engine.stop()
+
+
+async def test_a_device_is_replaced_while_the_engine_runs():
+    old, engine, b, failures = breakable_pair()
+    engine.start()
+    new = Breakable()
+    engine.replace_device(new)
+    old.inject(udp(payload=b"nobody listens"))
+    new.inject(udp())
+    b.device.inject(udp(2, 1))
+    exchange(b)
+    await turns()
+    exchange(b)
+    assert (b.device.delivered, new.delivered, old.delivered, failures) == ([udp()], [udp(2, 1)], [], [])
+    assert not old.is_closed
+    engine.stop()
+
+
+async def test_replacing_the_device_of_an_engine_that_does_not_run_starts_nothing():
+    _, engine, b, _ = breakable_pair()
+    new = Breakable()
+    engine.replace_device(new)
+    new.inject(udp())
+    await turns()
+    assert engine.outbound.received == 0
+    engine.start()
+    await turns()
+    exchange(b)
+    assert b.device.delivered == [udp()]
+    engine.stop()
+
+
+@pytest.mark.netns
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_tun_that_is_deleted_is_opened_anew(new_loop):
+    async def lose(namespace: Namespace, name: str) -> None:
+        _, engine, b, failures = breakable_pair()
+        old = open_tun(name, 1450)
+        engine.replace_device(old)
+        namespace.ip(f"link set {name} up", f"addr add 10.1.1.0/32 dev {name}", f"route add 10.1.0.0/16 dev {name}")
+        engine.start()
+        namespace.ip(f"link del {name}")
+        for _ in range(500):
+            if failures:
+                break
+            await asyncio.sleep(0.01)
+        assert [type(one) for one in failures] == [DeviceLostError]
+        old.close()
+        new = open_tun(name, 1450)
+        engine.replace_device(new)
+        namespace.ip(f"link set {name} up", f"addr add 10.1.1.0/32 dev {name}", f"route add 10.1.0.0/16 dev {name}")
+        engine.start()
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.sendto(b"again", ("10.1.2.5", 9))
+        for _ in range(500):
+            exchange(b)
+            if b.device.delivered:
+                break
+            await asyncio.sleep(0.01)
+        assert [one[28:] for one in b.device.delivered] == [b"again"]
+        engine.stop()
+        new.close()
+
+    with Lab("eng") as lab:
+        namespace = Namespace(lab, lab.new_namespace("a"))
+        with inside(namespace.name), asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(lose(namespace, "lost0"))

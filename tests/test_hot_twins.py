@@ -143,8 +143,8 @@ def test_load64_of_the_halves_of_a_source(high, low):
     foreign = to_and_from(high << 64 | low, ours)
     assert fields.load64(foreign, 8) == high
     assert fields.load64(foreign, 16) == low
-    assert admit(foreign, 0, 0, table) == Verdict.SPOOFED_SOURCE
-    assert admit(to_and_from(int(IPv6Address("fd00:0:0:1::")) + low, ours), 0, 0, table) == 0
+    assert admit(foreign, 0, 0, table) == -Verdict.SPOOFED_SOURCE
+    assert admit(to_and_from(int(IPv6Address("fd00:0:0:1::")) + low, ours), 0, 0, table) == 1  # row 0 is its IPv4 subnet
 
 
 @pytest.mark.parametrize("there", [24, 31, 32, 39])
@@ -272,7 +272,7 @@ sys.path.insert(0, "tests")
 from array import array
 import reference_offload as twin
 from packets import mac, table_of
-from dataplane.batch import Batch
+from dataplane.batch import PEER_NUMBERS, Batch
 from dataplane.inbound import coalesce, decapsulate, unpack, write_vnet_headers
 from dataplane.outbound import Outbound, judge_batch, judge_offload
 from dataplane.verdict import new_counts
@@ -361,11 +361,12 @@ for number in range(200):
         write_vnet_headers(pieces, 1450)
         show(number, first, pieces.count, forwarded, merged)
         for i in range(pieces.count):
-            show(pieces.verdict[i], pieces.head[i], pieces.offset[i], pieces.packet(i))
+            show(pieces.verdict[i], pieces.peer[i], pieces.head[i], pieces.offset[i], pieces.packet(i))
             if pieces.verdict[i] == 1 and pieces.head[i] == i:
                 show(pieces.vnet_header(i))
         counts = new_counts()
-        show(pieces.tally(counts), *counts)
+        peers = array("q", bytes(8 * PEER_NUMBERS * (table.count + 1)))
+        show(pieces.tally(counts, peers, number), *counts, *peers)
 """
 
 

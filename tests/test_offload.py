@@ -11,7 +11,7 @@ from dataplane.batch import Batch
 from dataplane.device.tun import TunDevice
 from dataplane.kernel import Kernel
 from dataplane.offload import Offload, Offloads
-from dataplane.underlay.udp import UdpUnderlay, _Family
+from dataplane.underlay.udp import DOUBTS, UdpUnderlay, _Family
 from dataplane.verdict import Verdict
 from encap import vnet
 
@@ -65,15 +65,18 @@ def train(*payloads: bytes) -> Batch:
     return batch
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.EINVAL])
-def test_a_refused_train_is_sent_datagram_by_datagram(number, caplog):
+@pytest.mark.parametrize(("number", "refusals"), [(errno.EIO, 1), (errno.EINVAL, DOUBTS)])
+def test_a_refused_train_is_sent_datagram_by_datagram(number, refusals, caplog):
     kernel, offloads = RefusingKernel(number), Offloads()
     underlay = underlay_on(kernel, offloads)
-    assert underlay.max_segments == 64
-    batch = train(b"aa", b"bb", b"c")
-    assert underlay.transmit(batch, [("192.0.2.2", 8472)]) == 1
-    assert kernel.singles == [b"aa", b"bb", b"c"]
-    assert batch.verdict[0] == Verdict.FORWARDED
+    for _ in range(refusals):
+        assert underlay.max_segments == 64
+        assert offloads.is_on(Offload.UDP_SEGMENT)
+        kernel.singles.clear()
+        batch = train(b"aa", b"bb", b"c")
+        assert underlay.transmit(batch, [("192.0.2.2", 8472)]) == 1
+        assert kernel.singles == [b"aa", b"bb", b"c"]
+        assert batch.verdict[0] == Verdict.FORWARDED
     assert underlay.max_segments == 1
     assert errno.errorcode[number] in offloads.report()["udp-segment"]
     assert caplog.text.count("udp-segment is off") == 1

@@ -359,3 +359,71 @@ def test_in_the_ip_framing_there_is_no_header_to_change():
 def test_a_vxlan_node_without_a_mac_is_refused():
     with pytest.raises(ValueError, match="VTEP MAC"):
         build(identity(), [route("10.5.2.0/24")]).seen_by(identity(vtep_mac=None, vtep_mac_v6=None))
+
+
+def subnets_of(numbers) -> list:
+    """IPv4 and IPv6 subnets of one length each, which stand close together in the slots for some numbers."""
+    return [
+        ip_network(f"10.{number >> 4}.{number & 15}.0/24") if number & 1 else ip_network(f"fc00:0:{number:x}::/48")
+        for number in numbers
+    ]
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.sets(st.integers(0, 400), max_size=16), st.integers(1, 4)), max_size=8), st.integers(2, 64))
+def test_a_changed_table_finds_what_a_built_one_does(steps, half):
+    """Subnets come and go, at a half-full table and others, so that slots fill, empty and move up again."""
+    routes = {subnet: route(subnet, number % 200 + 1) for number, subnet in enumerate(subnets_of(range(2 * half)))}
+    table = build(identity(), routes.values())
+    for numbers, host in steps:
+        toggled = subnets_of(sorted(numbers))
+        gone = [subnet for subnet in toggled if subnet in routes and host > 2]
+        new = [route(subnet, host) for subnet in toggled if subnet not in gone]
+        before, kept = table, dict(routes)
+        table = table.changed([*gone, ip_network("10.99.0.0/24")], new)
+        routes = {subnet: one for subnet, one in routes.items() if subnet not in gone} | {one.subnet: one for one in new}
+        for one, expected in ((table, routes), (before, kept)):
+            assert set(one.routes) == set(expected.values())
+            for subnet in {*expected, *toggled}:
+                row = one.row_of(subnet)
+                assert find(one, subnet.network_address + 1) == row
+                assert (one.routes[row] if row >= 0 else None) == expected.get(subnet)
+                assert row < 0 or one.vtep[row] == one.origins[one.endpoints[row][0]]
+        assert len(table.origins) == len({one.address for one in routes.values()})
+
+
+def test_few_changes_leave_all_other_rows_where_they_are():
+    routes = [route(subnet, number) for number, subnet in enumerate(subnets_of(range(100)), 1)]
+    table = build(identity(), routes)
+    other = route(routes[4].subnet, 250)
+    changed = table.changed([routes[1].subnet, routes[99].subnet, routes[2].subnet], [other])
+    assert changed.count == 97
+    assert {row for row in range(97) if changed.routes[row] is not routes[row]} == {1, 2, 4}
+    assert {changed.routes[1], changed.routes[2], changed.routes[4]} == {routes[97], routes[98], other}
+    assert table.changed([], []) is table
+    assert table.changed([ip_network("10.99.0.0/24")], []) is table
+
+
+def test_a_half_full_table_has_room_again_for_what_has_left():
+    subnets = [ip_network(f"10.1.{number}.0/24") for number in range(65)]
+    full = build(identity(), [route(subnet, number) for number, subnet in enumerate(subnets[:64], 1)])
+    table = full.changed(subnets[3:4], []).changed([], [route(subnets[64], 200)])
+    assert table.origins["192.0.2.200"] >= 64  # a table that is built anew numbers its VTEPs anew, too
+    grown = full.changed([], [route(subnets[64], 200)])
+    assert (grown.count, find(grown, subnets[64].network_address)) == (65, 64)
+
+
+def test_a_table_seen_by_another_node_changes_without_that_ones_subnets():
+    routes = [route(subnet, number) for number, subnet in enumerate(subnets_of(range(40)), 1)]
+    own = routes[3].subnet
+    seen = build(identity(), routes).seen_by(identity(subnet=own))
+    changed = seen.changed([routes[5].subnet], [])
+    assert set(changed.routes) == set(routes) - {routes[3], routes[5]}
+    assert find(changed, own.network_address + 1) == NO_ROW
+
+
+@pytest.mark.parametrize("subnet", ["10.5.2.0/24", "10.5.0.0/16", "0.0.0.0/0", "fc00::/7", "fc00:0:0:2::/64"])
+def test_the_row_of_exactly_a_subnet(subnet):
+    networks = ["10.5.0.0/16", "10.5.0.0/24", "10.5.2.0/24", "fc00:0:0:2::/64", "fc00:0:0:2::/80"]
+    table = build(identity(), [route(one, number) for number, one in enumerate(networks, 1)])
+    assert table.row_of(ip_network(subnet)) == (networks.index(subnet) if subnet in networks else NO_ROW)

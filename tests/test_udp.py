@@ -1,15 +1,18 @@
 """What only kernel sockets can show, and how errors of the kernel become verdicts."""
 
+import contextlib
 import errno
 import socket
 import sys
+import time
+from collections.abc import Iterator
 from ipaddress import ip_address
 
 import pytest
 
 from dataplane.batch import Batch
 from dataplane.kernel import Kernel
-from dataplane.lab import Lab, Namespace, inside
+from dataplane.lab import Host, Lab, Namespace, inside
 from dataplane.offload import Offload, Offloads
 from dataplane.underlay.udp import UdpUnderlay, UnderlayError, _Family, open_udp
 from dataplane.verdict import Verdict
@@ -161,3 +164,104 @@ def test_a_path_that_refuses_everything_does_not_cost_the_others_their_trains():
     assert underlay.transmit(batch, [("192.0.2.2", 8472)]) == 0
     assert (batch.verdict[0], underlay.max_segments) == (Verdict.SEND_ERROR, 64)
     assert offloads.is_on(Offload.UDP_SEGMENT)
+
+
+# What becomes of sockets when their address does
+
+
+@contextlib.contextmanager
+def two_hosts() -> Iterator[tuple[Host, Host, UdpUnderlay, UdpUnderlay]]:
+    with Lab("udp") as lab:
+        hosts = lab.add_host(), lab.add_host()
+        underlays = []
+        for host in hosts:
+            with inside(host.name):
+                underlays.append(open_udp([host.ipv4, host.ipv6], 8472, 2, Offloads()))
+        yield *hosts, *underlays
+        for underlay in underlays:
+            underlay.close()
+
+
+def end(host: Host, family: int) -> tuple:
+    return (str(host.ipv4), 8472) if family == 4 else (str(host.ipv6), 8472, 0, 0)
+
+
+def sends(underlay: UdpUnderlay, to: tuple) -> int:
+    """The verdict of a run of two datagrams."""
+    batch = Batch(1)
+    batch.put(b"aabb", stride=2)
+    batch.verdict[0] = Verdict.FORWARDED
+    underlay.transmit(batch, [to])
+    return batch.verdict[0]
+
+
+def arrive(source: UdpUnderlay, target: UdpUnderlay, to: tuple, seconds: float = 5.0) -> bool:
+    """Whether datagrams come through, sent again and again: neighbours may have to be found first."""
+    batch, end_of_it = Batch(8), time.monotonic() + seconds
+    while time.monotonic() < end_of_it:
+        sends(source, to)
+        time.sleep(0.01)
+        batch.clear()
+        target.receive(batch, {})
+        if batch.count:
+            return True
+    return False
+
+
+def lines(host: Host, family: int) -> str:
+    return f"{host.ipv4}/24" if family == 4 else f"{host.ipv6}/64"
+
+
+@pytest.mark.netns
+@pytest.mark.parametrize("family", [4, 6])
+def test_an_address_that_goes_away_and_comes_back_needs_no_new_sockets(family):
+    with two_hosts() as (here, there, ours, theirs):
+        for one, other, to in ((ours, theirs, there), (theirs, ours, here)):
+            assert arrive(one, other, end(to, family))
+        address = lines(here, family)
+        here.ip(f"addr del {address} dev eth0")
+        assert sends(ours, end(there, family)) == Verdict.SEND_ERROR
+        assert not arrive(theirs, ours, end(here, family), seconds=0.1)
+        here.ip(f"addr add {address} dev eth0{' nodad' if family == 6 else ''}")
+        for one, other, to in ((ours, theirs, there), (theirs, ours, here)):
+            assert arrive(one, other, end(to, family))
+        assert ours.max_segments == 64
+
+
+@pytest.mark.netns
+def test_a_link_that_goes_down_and_up_needs_no_new_sockets():
+    with two_hosts() as (here, there, ours, theirs):
+        assert arrive(ours, theirs, end(there, 4))
+        here.ip("link set eth0 down")
+        assert sends(ours, end(there, 4)) == Verdict.SEND_ERROR
+        here.ip("link set eth0 up")
+        for one, other, to in ((ours, theirs, there), (theirs, ours, here)):
+            assert arrive(one, other, end(to, 4))
+        here.ip(f"addr add {lines(here, 6)} dev eth0 nodad")  # Linux takes IPv6 addresses away with the link
+        for one, other, to in ((ours, theirs, there), (theirs, ours, here)):
+            assert arrive(one, other, end(to, 6))
+        assert ours.max_segments == 64
+
+
+@pytest.mark.netns
+@pytest.mark.parametrize(
+    ("family", "new", "absent"), [(4, "192.0.2.77", "192.0.2.78"), (6, "2001:db8::77", "2001:db8::78")]
+)
+def test_an_address_that_changes_needs_new_sockets(family, new, absent):
+    length = "24" if family == 4 else "64 nodad"
+    with two_hosts() as (here, there, ours, theirs):
+        here.ip(f"addr add {new}/{length} dev eth0", f"addr del {lines(here, family)} dev eth0")
+        if family == 4:  # and there is no primary address any more whose going would take the others along
+            here.ip(f"addr replace {new}/24 dev eth0")
+        # The route is still there, by the other address. IPv6 does not ask whether the source is one of ours.
+        assert sends(ours, end(there, family)) == (Verdict.SEND_ERROR if family == 4 else Verdict.FORWARDED)
+        assert not arrive(theirs, ours, end(here, family), seconds=0.1)
+        with pytest.raises(UnderlayError, match=absent), inside(here.name):
+            ours.rebind([ip_address(absent)])
+        with inside(here.name):
+            ours.rebind([ip_address(new)])
+        assert (ours.families, ours.port, ours.lanes, ours.max_segments) == ({family}, 8472, 2, 64)
+        assert arrive(ours, theirs, end(there, family))
+        assert arrive(theirs, ours, (new, 8472) if family == 4 else (new, 8472, 0, 0))
+        receiver = ours._families[family].receiver
+        assert receiver.getsockopt(socket.IPPROTO_UDP, 104) == 1  # UDP_GRO

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 
 import pytest
+import uvloop
 
 from dataplane.batch import Batch
 from dataplane.capture import CapturingUnderlay, Recorder
@@ -15,14 +16,15 @@ from dataplane.faults import FaultyUnderlay
 from dataplane.lab import Lab, Namespace, inside
 from dataplane.offload import Offloads
 from dataplane.trace import Tracer, TracingUnderlay
-from dataplane.underlay import Underlay
+from dataplane.underlay import Underlay, UnderlayError
 from dataplane.underlay.fake import FakeNetwork
 from dataplane.underlay.link import LinkSpec
 from dataplane.underlay.udp import open_udp
 from dataplane.verdict import Verdict
 
 PORT = 8472
-HOSTS = {4: ("192.0.2.1", "192.0.2.2"), 6: ("2001:db8::1", "2001:db8::2")}
+HOSTS = {4: ("192.0.2.1", "192.0.2.2", "192.0.2.3"), 6: ("2001:db8::1", "2001:db8::2", "2001:db8::3")}
+"""A's, B's, and one that neither has at first."""
 MTU = 1500
 
 
@@ -244,6 +246,93 @@ async def test_watch_calls_until_nothing_is_left_and_unwatch_ends_it(ends):
     for _ in range(5):
         await asyncio.sleep(0)
     assert got == [b"0", b"1", b"2", b"3"]
+
+
+def at(*numbers: tuple[int, int]) -> list:
+    return [ip_address(HOSTS[family][index]) for family, index in numbers]
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_after_a_rebind_it_sends_from_and_receives_at_the_new_address(ends, family):
+    ends.a.transmit(batch_of(b"before"), [endpoint(family)])
+    assert arriving(ends.b, 1, {HOSTS[family][0]: 5}) == [(b"before", 5)]
+    ends.a.rebind(at((4, 2), (6, 2)))
+    assert ends.a.families == {4, 6}
+    ends.a.transmit(batch_of(b"after"), [endpoint(family)])
+    assert arriving(ends.b, 1, {HOSTS[family][2]: 7}) == [(b"after", 7)]
+    ends.b.transmit(batch_of(b"to the old"), [endpoint(family, 0)])
+    ends.b.transmit(batch_of(b"to the new"), [endpoint(family, 2)])
+    assert arriving(ends.a, 1) == [(b"to the new", -1)]
+    assert ends.a.path_mtu(endpoint(family)) == MTU
+    assert list(ends.a.report()["source_ports"]) == ["ipv4", "ipv6"]
+    batch = batch_of(b"x" * 3000)
+    ends.a.transmit_in_fragments(batch, 0, endpoint(family))
+    assert arriving(ends.b, 1, {HOSTS[family][2]: 7}) == [(b"x" * 3000, 7)]
+
+
+def test_a_rebind_changes_the_families(ends):
+    ends.a.rebind(at((6, 0)))
+    assert ends.a.families == {6}
+    ends.a.rebind(at((4, 2), (6, 0)))
+    assert ends.a.families == {4, 6}
+    for family, index in ((4, 2), (6, 0)):
+        ends.b.transmit(batch_of(b"x"), [endpoint(family, index)])
+        assert arriving(ends.a, 1, {HOSTS[family][1]: 3}) == [(b"x", 3)]
+
+
+def test_a_family_whose_address_stays_keeps_what_has_arrived(ends):
+    ends.b.transmit(batch_of(b"waits"), [endpoint(4, 0)])
+    ends.a.rebind(at((4, 0), (6, 2)))
+    assert arriving(ends.a, 1) == [(b"waits", -1)]
+
+
+@pytest.mark.parametrize("addresses", [at((6, 2), (4, 1)), []])
+def test_a_rebind_that_fails_changes_nothing(ends, addresses):
+    lanes = ends.a.report()["source_ports"]
+    with pytest.raises(UnderlayError):
+        ends.a.rebind(addresses)  # B has that one
+    assert (ends.a.families, ends.a.report()["source_ports"]) == ({4, 6}, lanes)
+    for family in (4, 6):
+        ends.a.transmit(batch_of(b"there"), [endpoint(family)])
+        assert arriving(ends.b, 1, {HOSTS[family][0]: 5}) == [(b"there", 5)]
+        ends.b.transmit(batch_of(b"back"), [endpoint(family, 0)])
+        assert arriving(ends.a, 1, {HOSTS[family][1]: 6}) == [(b"back", 6)]
+
+
+def test_what_is_closed_cannot_be_rebound(ends):
+    ends.a.close()
+    with pytest.raises(UnderlayError):
+        ends.a.rebind(at((4, 2)))
+
+
+async def until_received(got: list, count: int) -> None:
+    deadline = time.monotonic() + 5
+    while len(got) < count and time.monotonic() < deadline:  # noqa: ASYNC110 - the watcher has no event to set
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_rebind_keeps_the_watch_and_a_rebind_without_one_makes_none(ends, new_loop):
+    async def change() -> None:
+        got: list = []
+        ends.a.watch(lambda: got.extend(received(ends.a, {})))
+        for turn in range(6):  # descriptors are used again, each time by another socket
+            index = 2 * ((turn + 1) % 2)
+            ends.a.rebind(at((4, index), (6, index)))
+            for family in (4, 6):
+                ends.b.transmit(batch_of(b"%d" % turn), [endpoint(family, index)])
+            await until_received(got, 2 * turn + 2)
+        assert [payload for payload, _ in got] == [b"%d" % turn for turn in range(6) for _ in (4, 6)]
+        ends.a.unwatch()
+        ends.a.rebind(at((4, 2), (6, 2)))
+        ends.b.transmit(batch_of(b"nobody looks"), [endpoint(4, 2)])
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert len(got) == 12
+        assert arriving(ends.a, 1) == [(b"nobody looks", -1)]
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(change())
 
 
 def test_closing_twice_does_no_harm(ends):

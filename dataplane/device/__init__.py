@@ -28,9 +28,8 @@ class Device(Protocol):
     def name(self) -> str:
         """What people call it."""
 
-    @property
-    def mtu(self) -> int:
-        """The longest packet that fits, in bytes."""
+    mtu: int
+    """The longest packet that fits, in bytes; whoever changes the link's sets it, too."""
 
     def receive(self, batch: Batch) -> None:
         """Add what is there to `batch`, until it is full. Raises DeviceLostError."""
@@ -43,6 +42,10 @@ class Device(Protocol):
 
     def unwatch(self) -> None:
         """Call it no more."""
+
+    def keep(self) -> None:
+        """From now on the device outlives its closing and the end of the process, with its addresses and the routes through
+        it, until the host removes it. Raises DeviceLostError, or OSError if it cannot be kept. May be called twice."""
 
     def close(self) -> None:
         """Give the device back. May be called twice."""

@@ -38,21 +38,17 @@ class MemoryDevice:
     ) -> None:
         self._name = name
         self._deliver = deliver
-        self._mtu = mtu
+        self.mtu = mtu
         self._queue: Mailbox[tuple[bytes, bytes]] = Mailbox(queue_length, loop)
         self.room = room
         self.delivered: list[bytes] = []
+        self.kept = False
         self.writes = 0
 
     @property
     def name(self) -> str:
         """As given."""
         return self._name
-
-    @property
-    def mtu(self) -> int:
-        """As given, in bytes."""
-        return self._mtu
 
     def inject(self, packet: bytes, vnet_header: bytes = bytes(vnet.VNET_LENGTH)) -> bool:
         """Let the host send `packet`; False if the queue is full."""
@@ -97,6 +93,10 @@ class MemoryDevice:
     def unwatch(self) -> None:
         """Injected packets stay in the queue."""
         self._queue.unwatch()
+
+    def keep(self) -> None:
+        """Notes it in `kept`, for the test that plays the host."""
+        self.kept = True
 
     def close(self) -> None:
         """Stop watching."""

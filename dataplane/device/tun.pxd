@@ -3,7 +3,7 @@ from dataplane.kernel cimport Kernel
 
 cdef class TunDevice:
     cdef readonly str name
-    cdef readonly int mtu
+    cdef public int mtu
     cdef readonly object _tun
     cdef object _offloads, _segment
     cdef Kernel _kernel

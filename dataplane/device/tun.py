@@ -12,12 +12,17 @@ Writing hands the packet to the kernel's stack at once; there is no queue that c
 want of memory (EAGAIN, ENOBUFS), while the link is down (EIO), or because it does not like the packet (EINVAL). The queue
 towards us is the device's transmit queue, whose length is the host's business (``dataplane.host``) and whose overflow the
 kernel counts (``queue_drops``).
+
+A device that is kept (TUNSETPERSIST) loses its carrier when its process ends, however that ends, and nothing else:
+addresses and routes stay, and what is routed to it is dropped, instead of taking another way. Opening it again brings the
+carrier back. What the process before asked of it (offloads, the length of the header) stays, too, so all is asked anew.
 """
 
 import asyncio
 import errno
 import fcntl
 import os
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,7 +37,7 @@ from encap import segment, vnet
 from encap.vnet import VNET_LENGTH
 
 _IFF_VNET_HDR = 0x4000  # include/uapi/linux/if_tun.h
-_TUNSETOFFLOAD = 0x400454D0
+_TUNSETPERSIST, _TUNSETOFFLOAD, _TUNSETVNETHDRSZ = 0x400454CB, 0x400454D0, 0x400454D8
 _TUN_F_CSUM, _TUN_F_TSO, _TUN_F_USO = 0x01, 0x02 | 0x04, 0x20 | 0x40  # each for IPv4 and IPv6
 _NO_VNET_HEADER = bytes(VNET_LENGTH)
 _TUN = Path("/dev/net/tun")
@@ -114,8 +119,17 @@ class TunDevice:
             asyncio.get_running_loop().remove_reader(self._fd)
             self._watching = False
 
+    def keep(self) -> None:
+        """See `Device`."""
+        try:
+            fcntl.ioctl(self._fd, _TUNSETPERSIST, 1)
+        except OSError as error:
+            if error.errno in _GONE:
+                raise DeviceLostError(f"the device {self.name} is gone: {error.strerror}") from error
+            raise
+
     def close(self) -> None:
-        """Close the descriptor; the kernel then removes the device with its addresses and routes."""
+        """Close the descriptor; the kernel then removes the device with its addresses and routes, unless it is kept."""
         if self._fd >= 0:
             self.unwatch()
             self._tun.close()
@@ -123,18 +137,19 @@ class TunDevice:
 
 
 def open_tun(name: str, mtu: int, offloads: Offloads | None = None) -> TunDevice:
-    """Open the TUN `name`, which must not exist or have nobody attached. Raises TunError.
+    """Open the TUN `name`, which must not exist or have nobody attached: a kept one is taken over. Raises TunError.
 
     Of `offloads` (none if not given) those that the kernel does not grant are noted as lacking.
     """
+    offloads = offloads or Offloads.none()
     try:
         tun = pytun.TunTapDevice(name=name, flags=pytun.IFF_TUN | pytun.IFF_NO_PI | _IFF_VNET_HDR)
+        os.set_inheritable(tun.fileno(), False)  # pytun opens without O_CLOEXEC
+        os.set_blocking(tun.fileno(), False)
+        fcntl.ioctl(tun.fileno(), _TUNSETVNETHDRSZ, struct.pack("=i", VNET_LENGTH))
+        _set_offloads(tun.fileno(), offloads)
     except (OSError, pytun.Error) as error:
         raise TunError(_explain(name, error)) from error
-    os.set_inheritable(tun.fileno(), False)  # pytun opens without O_CLOEXEC
-    os.set_blocking(tun.fileno(), False)
-    offloads = offloads or Offloads.none()
-    _set_offloads(tun.fileno(), offloads)
     return TunDevice(tun, mtu, offloads)
 
 
@@ -148,8 +163,10 @@ def is_attached(name: str) -> bool:
 
 
 def _set_offloads(fd: int, offloads: Offloads) -> None:
-    """Ask for TSO, then for USO besides: a kernel that lacks the second must not lose us the first."""
+    """Ask for nothing, for TSO, then for USO besides: a kernel that lacks the second must not lose us the first, and a
+    device that was kept must lose what is off now."""
     granted = 0
+    fcntl.ioctl(fd, _TUNSETOFFLOAD, granted)
     for offload, bits in ((Offload.TUN_TSO, _TUN_F_TSO), (Offload.TUN_USO, _TUN_F_USO)):
         if offloads.is_on(offload):
             try:

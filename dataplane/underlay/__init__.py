@@ -15,15 +15,27 @@ Contract (`Underlay`; every implementation passes ``tests/test_underlay_conforma
   many datagrams the kernel dropped before they could be received, None where there is no kernel; `source_ports`, for each
   family that has some (``ipv4``, ``ipv6``), the UDP ports that the lanes send from, lane by lane.
 * `watch` as for devices.
+* `rebind` goes on with other addresses of our own, on the same port and as watched as before; the object stays the same, so
+  that whatever stands around it goes on. All of them can be had, or UnderlayError is raised and nothing has changed. A
+  family whose address stays keeps all that it has; of another, what has arrived and was not received is lost.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from dataplane.batch import Batch
+from routing.config import Address
 from routing.table import Endpoint
 
-__all__ = ["Underlay"]
+__all__ = ["Underlay", "UnderlayError"]
+
+
+class UnderlayError(Exception):
+    """The sockets cannot be had; `port_taken` tells whether somebody else holds the port."""
+
+    def __init__(self, message: str, *, port_taken: bool = False) -> None:
+        super().__init__(message)
+        self.port_taken = port_taken
 
 
 class Underlay(Protocol):
@@ -55,6 +67,9 @@ class Underlay(Protocol):
 
     def report(self) -> dict[str, Any]:
         """What there is to say in `status`, as plain data for JSON."""
+
+    def rebind(self, addresses: Sequence[Address]) -> None:
+        """Be at `addresses` (at most one of each family) from now on. Raises UnderlayError, and is where it was then."""
 
     def watch(self, ready: Callable[[], None]) -> None:
         """Call `ready` from the running event loop while there is something to receive."""

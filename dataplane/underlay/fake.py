@@ -28,9 +28,11 @@ from typing import Any
 
 from dataplane.batch import MAX_PACKET_LENGTH, Batch
 from dataplane.mailbox import Mailbox
+from dataplane.underlay import UnderlayError
 from dataplane.underlay.link import Link, LinkCounts, LinkSpec
 from dataplane.verdict import Verdict
 from encap.overhead import overhead
+from routing.config import Address
 from routing.table import UNKNOWN_VTEP, Endpoint
 
 QUEUE_LENGTH = 4096
@@ -141,6 +143,21 @@ class FakeNetwork:
         """Forget a host: what is sent to it from now on is lost."""
         for key in [key for key, value in self._hosts.items() if value is underlay]:
             del self._hosts[key]
+
+    def move(self, underlay: "FakeUnderlay", hosts: Sequence[str]) -> None:
+        """Let a host have the addresses `hosts`, and no others, from now on. What is on its way to the others finds nobody.
+
+        Raises UnderlayError, and leaves it where it is, if it is no host any more or another one has such an address.
+        """
+        ports = {port for (_, port), one in self._hosts.items() if one is underlay}
+        if not ports:
+            raise UnderlayError("the host has left the network")
+        wanted = [(host, port) for host in hosts for port in ports]
+        taken = [host for host, port in wanted if self._hosts.get((host, port), underlay) is not underlay]
+        if taken:
+            raise UnderlayError(f"another host has the address {taken[0]}", port_taken=True)
+        self.detach(underlay)
+        self._hosts.update(dict.fromkeys(wanted, underlay))
 
     # Links
 
@@ -375,7 +392,7 @@ class FakeUnderlay:
     def __init__(self, network: FakeNetwork, hosts: Sequence[str], loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.gro = True
         self._network = network
-        self._host_by_family = {ip_address(host).version: host for host in hosts}
+        self._host_by_family = _by_family(hosts)
         self.queue: Mailbox[Datagram] = Mailbox(QUEUE_LENGTH, loop)
         self.refuse: dict[str, Verdict] = {}
 
@@ -438,6 +455,14 @@ class FakeUnderlay:
         source_ports = {f"ipv{family}": ports for family in sorted(self._host_by_family)}
         return {"send_errors": {}, "socket_drops": None, "source_ports": source_ports}
 
+    def rebind(self, addresses: Sequence[Address]) -> None:
+        """See `Underlay`, and `FakeNetwork.move`. What waits in the queue stays there: it has arrived."""
+        hosts = [str(address) for address in addresses]
+        if not hosts:
+            raise UnderlayError("no address to bind to")
+        self._network.move(self, hosts)
+        self._host_by_family = _by_family(hosts)
+
     def watch(self, ready: Callable[[], None]) -> None:
         """From now on; datagrams that arrived before count."""
         self.queue.watch(ready)
@@ -450,6 +475,10 @@ class FakeUnderlay:
         """Leave the network."""
         self.unwatch()
         self._network.detach(self)
+
+
+def _by_family(hosts: Sequence[str]) -> dict[int, str]:
+    return {ip_address(host).version: host for host in hosts}
 
 
 def add_counts(total: LinkCounts, counts: LinkCounts) -> None:

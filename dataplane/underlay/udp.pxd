@@ -7,7 +7,8 @@ cdef class UdpUnderlay:
     cdef readonly dict _families
     cdef object _offloads, _origins, _receivers, _endpoints, _roads
     cdef Kernel _kernel
-    cdef bint _watching
+    cdef object _ready
+    cdef int _doubts
 
     cpdef receive(self, Batch batch, object origins)
     cpdef Py_ssize_t transmit(self, Batch batch, object endpoints) except -1

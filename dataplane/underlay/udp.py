@@ -8,7 +8,12 @@ EMSGSIZE and the inner sender can be told; one more socket sends without it, for
 
 One send takes a whole train (UDP_SEGMENT) and one receive a whole run of datagrams (UDP_GRO). A kernel, or the device
 that a packet leaves by, may refuse the first at run time with EIO or EINVAL; then the refused train and all later
-ones are sent datagram by datagram. EMSGSIZE is no such refusal: it is about the path.
+ones are sent datagram by datagram; with EINVAL it takes several such refusals. EMSGSIZE is no such refusal: it is about
+the path.
+
+When the address goes away, sockets that are bound to it stay: IPv4 refuses to send from it (ENETUNREACH, older kernels
+EINVAL), IPv6 sends all the same where there is a route, and nothing arrives. When the address is back all works again, as
+it does after the link was down. Only another address needs other sockets (`UdpUnderlay.rebind`).
 
 Checksums of the outer UDP header are the kernel's default: always present, over IPv6 mandatory.
 """
@@ -30,14 +35,19 @@ from dataplane.kernel import IN_RUN, Kernel, Road
 from dataplane.offload import Offload, Offloads
 from dataplane.outbound import MAX_SEGMENTS
 from dataplane.syscalls import sockaddr
+from dataplane.underlay import UnderlayError
 from dataplane.verdict import Verdict
 from routing.config import Address
 from routing.table import UNKNOWN_VTEP, Endpoint
+
+__all__ = ["SOURCE_PORTS", "UdpUnderlay", "UnderlayError", "open_udp"]
 
 log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 7 << 20
 SOURCE_PORTS = 8
+DOUBTS = 8
+"""How many batches may have a run refused with EINVAL, its datagrams sent singly, before no more runs are tried."""
 
 _FORWARDED = int(Verdict.FORWARDED)
 _REFUSES_SEGMENTS = frozenset({errno.EIO, errno.EINVAL})
@@ -49,14 +59,6 @@ _UDP_SEGMENT, _UDP_GRO = 103, 104
 _SO_ATTACH_FILTER, _SO_MEMINFO, _BPF_RET = 26, 55, 0x06
 _MEMINFO_BYTES, _MEMINFO_DROPS = 36, 8  # include/uapi/linux/sock_diag.h, SK_MEMINFO_DROPS
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
-
-
-class UnderlayError(Exception):
-    """The sockets cannot be had; `port_taken` tells whether somebody else holds the port."""
-
-    def __init__(self, message: str, *, port_taken: bool = False) -> None:
-        super().__init__(message)
-        self.port_taken = port_taken
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,16 @@ class _Family:
     def all(self) -> list[socket.socket]:
         """Every socket once."""
         return list(dict.fromkeys([self.receiver, *self.senders, self.fragmenting]))
+
+    @property
+    def source_ports(self) -> int:
+        """The size of its pool for sending; 0: the receiver sends."""
+        return 0 if self.receiver in self.senders else len(self.senders)
+
+    def close(self) -> None:
+        """Close all sockets."""
+        for one in self.all():
+            one.close()
 
 
 class _Numbers(dict[int, int]):
@@ -120,7 +132,9 @@ class UdpUnderlay:
         self._offloads = offloads or Offloads.none()
         self.lanes = max(len(family.senders) for family in families.values())
         self.max_segments = MAX_SEGMENTS if self._offloads.is_on(Offload.UDP_SEGMENT) else 1
-        self._watching = False
+        self._doubts = 0
+        self._ready: Callable[[], None] | None = None
+        """Who watches."""
         self.last_errors: dict[str, int] = {}
         """How often sending failed, by the error's name; for status and logs."""
 
@@ -154,27 +168,36 @@ class UdpUnderlay:
             self._endpoints = endpoints
             self._roads = _Roads(endpoints, {number: family.senders for number, family in self._families.items()})
         if self._kernel.send_trains(batch, self._roads, self.lanes, self.max_segments):
-            for index in range(batch.count):
-                if batch.verdict[index] < 0:
-                    self._settle(batch, index)
+            self._doubt_runs({self._settle(batch, index) for index in range(batch.count) if batch.verdict[index] < 0})
         return batch.count_of(_FORWARDED)
 
-    def _settle(self, batch: Batch, index: int) -> None:
+    def _settle(self, batch: Batch, index: int) -> int:
         """Give a train that was refused its verdict; what may be about the run that it went in is tried singly.
 
         That is so where the kernel refuses runs, and for a datagram that went with longer ones, too long for the path.
+        Returns the errno with which the kernel refused a run although its datagrams went singly, else 0.
         """
         in_run, error = divmod(-batch.verdict[index], IN_RUN)
         is_single = batch.stride[index] >= batch.length[index]
         if not in_run or not (error in _REFUSES_SEGMENTS or (error == errno.EMSGSIZE and is_single)):
             batch.verdict[index] = self._refused(error)
-            return
+            return 0
         senders, to = self._roads[batch.peer[index]]
         verdict, sent = self._send_singly(senders[batch.flow[index] % len(senders)], batch, index, to)
         batch.verdict[index] = verdict
-        if (
-            sent and error in _REFUSES_SEGMENTS
-        ):  # else it is not about runs: a path too small (EINVAL of older kernels), a route that refuses everything
+        # If nothing went it is not about runs: a path too small (EINVAL of older kernels), a route that refuses everything.
+        return error if sent and error in _REFUSES_SEGMENTS else 0
+
+    def _doubt_runs(self, refusals: set[int]) -> None:
+        """Send no more runs once the kernel refuses them: EIO says so, EINVAL only if it comes again and again.
+
+        EINVAL is also what older kernels say of an address of ours that is gone; if it comes back between the run and the
+        single datagrams, it looks as if the run had been the trouble.
+        """
+        if errno.EINVAL in refusals:
+            self._doubts += 1
+        if errno.EIO in refusals or self._doubts >= DOUBTS:
+            error = errno.EIO if errno.EIO in refusals else errno.EINVAL
             self.max_segments = 1
             self._offloads.refused(Offload.UDP_SEGMENT, f"{errno.errorcode[error]} on a send")
 
@@ -232,22 +255,62 @@ class UdpUnderlay:
         """By the loop's poll on the receiving sockets."""
         for family in self._families.values():
             asyncio.get_running_loop().add_reader(family.receiver, ready)
-        self._watching = True
+        self._ready = ready
 
     def unwatch(self) -> None:
         """See `Underlay`."""
-        if self._watching:
+        if self._ready is not None:
             for family in self._families.values():
                 asyncio.get_running_loop().remove_reader(family.receiver)
-            self._watching = False
+            self._ready = None
+
+    def rebind(self, addresses: Sequence[Address]) -> None:
+        """See `Underlay`. The new sockets are there before the old ones go; the pool's source ports are others then."""
+        port, source_ports = self._as_opened()
+        there: dict[int, _Family] = {}
+        if not addresses:
+            raise UnderlayError("no address to bind to")
+        with contextlib.ExitStack() as undo:
+            for address in addresses:
+                family = self._families.get(address.version)
+                if family is None or family.address != address:
+                    family = _open_family(address, port, source_ports)
+                    undo.callback(family.close)
+                    _probe(family, self._offloads)
+                there[address.version] = family
+            undo.pop_all()
+        self._move(there)
+
+    def _as_opened(self) -> tuple[int, int]:
+        """The port and the size of the pool. Raises UnderlayError if all is closed."""
+        family = next(iter(self._families.values()))
+        if family.receiver.fileno() < 0:
+            raise UnderlayError("the sockets are closed")
+        return self.port, family.source_ports
+
+    def _move(self, families: dict[int, _Family]) -> None:
+        """Use the sockets of `families` from now on, and close those of before that are not among them.
+
+        A descriptor is unwatched before it is closed: its number may be the next socket's, and an event loop that still
+        has it would watch that one instead.
+        """
+        ready, gone = self._ready, [family for family in self._families.values() if family not in families.values()]
+        self.unwatch()
+        self._families = families
+        self._origins = self._endpoints = None
+        self._receivers, self._roads = [], _Roads((), {})
+        if not self._offloads.is_on(Offload.UDP_SEGMENT):
+            self.max_segments = 1
+        if ready is not None:
+            self.watch(ready)
+        for family in gone:
+            family.close()
 
     def close(self) -> None:
         """Close all sockets."""
-        if self._watching:
-            self.unwatch()
+        self.unwatch()
         for family in self._families.values():
-            for one in family.all():
-                one.close()
+            family.close()
 
 
 def open_udp(
@@ -307,7 +370,10 @@ def _open_family(address: Address, port: int, source_ports: int) -> _Family:
 
 
 def _bind(address: Address, port: int, discover: int = _PMTUDISC_DO) -> socket.socket:
-    one = socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM)
+    try:
+        one = socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM)
+    except OSError as error:
+        raise UnderlayError(f"cannot open a UDP socket: {error.strerror}") from error
     try:
         one.setblocking(False)
         if address.version == 4:
