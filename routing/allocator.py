@@ -2,8 +2,8 @@
 
 Theory of operation: one pure decision from the configuration, the leases that exist and what the node was before, in
 flannel's order (pkg/subnet/etcd/local_manager.go): the lease with the node's own public address, if it fits the
-configuration; else the previous subnet, if it fits and is free; else a random one of the first hundred free. Creating
-and deleting is the store's business.
+configuration, a reservation before others; else the previous subnet, if it fits and is free; else a random one of the
+first hundred free. Creating and deleting is the store's business.
 """
 
 import random
@@ -59,7 +59,8 @@ def decide(
 ) -> Decision:
     """Which subnets the node `attributes` shall hold. Raises NoFreeSubnetError."""
     own = [lease for lease in leases if lease.held_by(attributes)]
-    reuse = next((lease for lease in own if fits(config, lease.subnet, lease.ipv6_subnet)), None)
+    fitting = [lease for lease in own if fits(config, lease.subnet, lease.ipv6_subnet)]
+    reuse = min(fitting, key=lambda lease: lease.expiration is not None, default=None)  # what an operator reserved is meant
     obsolete = tuple(lease for lease in own if lease is not reuse)
     if reuse is not None:
         return Decision(Subnets(reuse.subnet, reuse.ipv6_subnet), reuse, obsolete)

@@ -73,7 +73,8 @@ class Watch:
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         self.polls = Polls()
-        self._watch = LocalStore(folder, now=clock, sleep=self.polls.sleep).watch()
+        self.store = LocalStore(folder, now=clock, sleep=self.polls.sleep)
+        self._watch = self.store.watch()
         self._coming: asyncio.Task | None = None
         self.snapshot: Sequence[Lease] = ()
 
@@ -735,3 +736,46 @@ async def test_the_configuration_is_a_network_config(store):
     config = await store.config()
     assert isinstance(config, NetworkConfig)
     assert (config.ipv4.subnet_length, str(config.ipv4.minimum), str(config.ipv4.maximum)) == (23, "10.5.0.0", "10.5.14.0")
+
+
+# report
+
+
+async def test_report_says_since_when_the_folder_cannot_be_read(store, folder, clock, caplog):
+    caplog.set_level(logging.INFO)
+    lease = await store.acquire(CONFIG, host(2), net(34))
+    watched = Watch(folder, clock)
+    await watched.start()
+    assert watched.store.report()["away_since"] is None
+    clock.seconds = 1010.0
+    folder.rename(folder.with_name("aside"))
+    folder.write_text("not a folder")
+    assert not await watched.look()
+    clock.seconds = 1020.0
+    assert not await watched.look()
+    report = watched.store.report()
+    assert report["away_since"] == 1010.0
+    assert str(folder) in report["trouble"]
+    folder.unlink()
+    folder.with_name("aside").rename(folder)
+    assert not await watched.look()
+    report = watched.store.report()
+    assert (report["away_since"], report["trouble"]) == (None, None)
+    assert watched.snapshot == [lease]
+    await watched.close()
+    told = [record.getMessage() for record in caplog.records if record.name.endswith("local")]
+    assert len(told) == 2, "one line when it goes, one when it is back"
+
+
+async def test_report_counts_what_is_skipped_now(store, folder):
+    await store.acquire(CONFIG, host(2), net(34))
+    await store.acquire(CONFIG, host(3), net(35))
+    path = reserve(folder, "10.5.7.0-24", host(7))
+    path.write_text("{")
+    (folder / "expiry/10.5.34.0-24").write_text("soon")
+    await snapshot(store)
+    assert store.report()["skipped"] == 2
+    (folder / "expiry/10.5.34.0-24").unlink()
+    path.unlink()
+    await snapshot(store)
+    assert store.report()["skipped"] == 0

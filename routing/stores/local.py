@@ -25,14 +25,15 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from routing import allocator
 from routing.allocator import Subnets
 from routing.config import ConfigError, NetworkConfig, parse_config
 from routing.durable import sync_folder, write_whole
 from routing.lease import Lease, LeaseAttributes, LeaseError, parse_attributes, parse_key
-from routing.stores import LEASE_SECONDS, LeaseLostError, StoreError
+from routing.stores import LEASE_SECONDS, LeaseLostError, StoreAwayError, StoreError
+from routing.stores.checks import key_of, owner_of, require_address_of_one, reservation
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class _Cached:
 
 
 class LocalStore:
-    """The `SubnetStore` in a folder. `now` gives seconds since the epoch, `sleep` waits between two looks."""
+    """The `SubnetStore` and `Registry` in a folder. `now` gives seconds since the epoch, `sleep` waits between looks."""
 
     def __init__(
         self,
@@ -71,12 +72,22 @@ class LocalStore:
         self._cache: dict[str, _Cached] = {}
         self._expirations: dict[str, tuple[tuple[int, int, int], float]] = {}
         self._bad_expiry: set[str] = set()
+        self._away_since: float | None = None
+        self._trouble: str | None = None
 
     async def config(self) -> NetworkConfig:
         """The configuration in ``DIR/config``."""
+        text = await self.config_text()
+        try:
+            return parse_config(text)
+        except ConfigError as error:
+            raise ConfigError(f"{self._folder / 'config'}: {error}") from None
+
+    async def config_text(self) -> str:
+        """``DIR/config`` as it is."""
         path = self._folder / "config"
         try:
-            text = await asyncio.to_thread(path.read_text, encoding="utf-8")
+            return await asyncio.to_thread(path.read_text, encoding="utf-8")
         except FileNotFoundError:
             raise StoreError(
                 f"{path} does not exist: write the network configuration there, or start with --network or "
@@ -84,10 +95,6 @@ class LocalStore:
             ) from None
         except (OSError, UnicodeDecodeError) as error:
             raise StoreError(f"{path} cannot be read: {error}") from None
-        try:
-            return parse_config(text)
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from None
 
     async def create_config(self, text: str) -> None:
         """Write ``DIR/config`` unless there is one. `text` must pass `parse_config`. Raises ConfigError, StoreError."""
@@ -99,6 +106,16 @@ class LocalStore:
                     write_whole(self._folder / "config", text)
 
         await asyncio.to_thread(create)
+
+    async def write_config(self, text: str) -> None:
+        """Write ``DIR/config``, whether there is one or not."""
+        parse_config(text)
+
+        def write() -> None:
+            with self._locked():
+                write_whole(self._folder / "config", text)
+
+        await asyncio.to_thread(write)
 
     async def acquire(self, config: NetworkConfig, attributes: LeaseAttributes, previous: Subnets) -> Lease:
         """Decide and write under the lock, so that two processes never get one subnet."""
@@ -131,6 +148,20 @@ class LocalStore:
 
         return await asyncio.to_thread(renew)
 
+    async def update(self, lease: Lease, attributes: LeaseAttributes) -> Lease:
+        """Write the lease with other `attributes`, and move its end as `renew` does."""
+
+        def update() -> Lease:
+            with self._locked():
+                current = self._require_ours(lease)
+                require_address_of_one(self._scan()[0], lease.key, attributes)
+                end = None if current.expiration is None else self._now() + self._lease_seconds
+                updated = replace(current, attributes=attributes, expiration=end)
+                self._write(updated)
+                return updated
+
+        return await asyncio.to_thread(update)
+
     async def release(self, lease: Lease) -> None:
         """Remove the lease if it is ours and no reservation."""
 
@@ -141,28 +172,81 @@ class LocalStore:
 
         await asyncio.to_thread(release)
 
+    async def list_leases(self) -> Sequence[Lease]:
+        """Those that have not ended."""
+        return (await asyncio.to_thread(self._scan))[0]
+
+    async def reserve(self, subnets: Subnets, attributes: LeaseAttributes | None) -> Lease:
+        """Write the lease file if there is none, and take the expiry file away."""
+        config = await self.config()
+
+        def reserve() -> Lease:
+            with self._locked():
+                lease = reservation(config, self._scan()[0], subnets, attributes)
+                (self._expiry / lease.key).unlink(missing_ok=True)
+                sync_folder(self._expiry)
+                self._write(lease)
+                return lease
+
+        return await asyncio.to_thread(reserve)
+
+    async def remove(self, subnets: Subnets) -> Lease:
+        """Remove both files."""
+        key = key_of(subnets)
+
+        def remove() -> Lease:
+            with self._locked():
+                lease = next((one for one in self._scan()[0] if one.key == key), None)
+                if lease is None:
+                    raise StoreError(f"there is no lease {self._subnets / key}")
+                self._remove(key)
+                return lease
+
+        return await asyncio.to_thread(remove)
+
+    def report(self) -> dict[str, Any]:
+        """The folder, since when it cannot be read and why, and how many of its files are no leases."""
+        return {
+            "kind": "local",
+            "folder": str(self._folder),
+            "away_since": self._away_since,
+            "trouble": self._trouble,
+            "skipped": sum(cached.lease is None for cached in self._cache.values()) + len(self._bad_expiry),
+        }
+
+    async def close(self) -> None:
+        """Nothing is kept open."""
+
     async def watch(self) -> AsyncIterator[Sequence[Lease]]:
         """A snapshot now and after each change; a look every half second.
 
         If the folder cannot be read later on, what is known stays, and the log says so once.
         """
         last: list[Lease] | None = None
-        is_away = False
         while True:
             try:
                 leases, _ = await asyncio.to_thread(self._scan)
             except StoreError as error:
                 if last is None:
                     raise
-                if not is_away:
-                    log.error("%s; going on with what is known", error)
-                is_away = True
+                self._note_away(error)
             else:
-                is_away = False
+                self._note_back()
                 if leases != last:
                     last = leases
                     yield leases
             await self._sleep(POLL_SECONDS)
+
+    def _note_away(self, error: StoreError) -> None:
+        if self._away_since is None:
+            log.error("%s; going on with what is known", error)
+            self._away_since = self._now()
+        self._trouble = str(error)
+
+    def _note_back(self) -> None:
+        if self._away_since is not None:
+            log.info("the store in %s can be read again", self._folder)
+        self._away_since = self._trouble = None
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -188,7 +272,7 @@ class LocalStore:
                 if attempt == _LOCK_ATTEMPTS // 5:
                     log.info("waiting for %s, which another process holds", lock.name)
                 time.sleep(_LOCK_RETRY_SECONDS)
-        raise StoreError(
+        raise StoreAwayError(
             f"another process has held {lock.name} for {_LOCK_ATTEMPTS * _LOCK_RETRY_SECONDS:.0f} s "
             f"(see: fuser {lock.name})"
         )
@@ -202,6 +286,7 @@ class LocalStore:
         except OSError as error:
             raise StoreError(f"the store in {self._folder} cannot be read: {error}") from error
         self._cache = {path.name: cached for path in paths if (cached := self._look(path)) is not None}
+        self._bad_expiry &= self._cache.keys()
         leases = [self._with_expiry(cached.lease) for cached in self._cache.values() if cached.lease is not None]
         now = self._now()
         valid: list[Lease] = []
@@ -240,8 +325,10 @@ class LocalStore:
             if known is None or known[0] != stamp:
                 known = (stamp, float(path.read_text(encoding="ascii")))
                 self._expirations[lease.key] = known
+            self._bad_expiry.discard(lease.key)
             return replace(lease, expiration=known[1])
         except FileNotFoundError:
+            self._bad_expiry.discard(lease.key)
             return lease
         except (OSError, ValueError) as error:
             if lease.key not in self._bad_expiry:
@@ -255,8 +342,7 @@ class LocalStore:
         if current is None:
             raise LeaseLostError(f"the lease {self._subnets / lease.key} is gone")
         if not current.held_by(lease.attributes):
-            owner = current.attributes.public_ip or current.attributes.public_ipv6
-            raise LeaseLostError(f"the lease {self._subnets / lease.key} belongs to {owner} now")
+            raise LeaseLostError(f"the lease {self._subnets / lease.key} belongs to {owner_of(current)} now")
         return current
 
     def _write(self, lease: Lease) -> None:

@@ -9,12 +9,14 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from routing import allocator
 from routing.allocator import Subnets
 from routing.config import NetworkConfig, parse_config
 from routing.lease import Lease, LeaseAttributes
 from routing.stores import LEASE_SECONDS, LeaseLostError, StoreError
+from routing.stores.checks import key_of, owner_of, require_address_of_one, reservation
 
 
 class LeaseBook:
@@ -32,6 +34,7 @@ class LeaseBook:
         rng: random.Random,
     ) -> None:
         self.config = parse_config(config_text)
+        self.config_text = config_text
         self.lease_seconds = lease_seconds
         self.version = 0
         """Counts the changes that a watcher would see."""
@@ -80,12 +83,39 @@ class LeaseBook:
         self._leases[lease.key] = renewed  # nobody is told: to a watcher a renewal is no change
         return renewed
 
+    def update(self, lease: Lease, attributes: LeaseAttributes) -> Lease:
+        """As `SubnetStore.update`. Raises LeaseLostError, StoreError."""
+        current = self._require_ours(lease)
+        require_address_of_one(self.leases(), lease.key, attributes)
+        end = None if current.expiration is None else self._now() + self.lease_seconds
+        updated = self._leases[lease.key] = replace(current, attributes=attributes, expiration=end)
+        self._changed()
+        return updated
+
     def release(self, lease: Lease) -> None:
         """As `SubnetStore.release`."""
         current = self._leases.get(lease.key)
         if current is not None and current.held_by(lease.attributes) and current.expiration is not None:
             del self._leases[lease.key]
             self._changed()
+
+    def enter(self, lease: Lease) -> None:
+        """Write `lease` in place of the one with its key, if there is one."""
+        self._leases[lease.key] = lease
+        self._changed()
+
+    def remove(self, key: str) -> Lease:
+        """Remove the lease `key`, whoever holds it. Raises StoreError if there is none."""
+        lease = self._leases.pop(key, None)
+        if lease is None:
+            raise StoreError(f"there is no lease {key}")
+        self._changed()
+        return lease
+
+    def set_config(self, config_text: str) -> None:
+        """Another network configuration. Raises ConfigError."""
+        self.config = parse_config(config_text)
+        self.config_text = config_text
 
     def expire(self) -> None:
         """Forget the leases that have ended."""
@@ -115,8 +145,7 @@ class LeaseBook:
         if current is None or _has_ended(current, self._now()):
             raise LeaseLostError(f"the lease {lease.key} is gone from the store, or has ended")
         if not current.held_by(lease.attributes):
-            owner = current.attributes.public_ip or current.attributes.public_ipv6
-            raise LeaseLostError(f"the lease {lease.key} belongs to {owner} now")
+            raise LeaseLostError(f"the lease {lease.key} belongs to {owner_of(current)} now")
         return current
 
     def _changed(self) -> None:
@@ -126,7 +155,7 @@ class LeaseBook:
 
 
 class MemoryStore:
-    """The `SubnetStore` on `book`. `sleep` waits for leases to end."""
+    """The `SubnetStore` and `Registry` on `book`. `sleep` waits for leases to end."""
 
     def __init__(self, book: LeaseBook, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         self._book = book
@@ -144,9 +173,43 @@ class MemoryStore:
         """At once."""
         return self._book.renew(lease)
 
+    async def update(self, lease: Lease, attributes: LeaseAttributes) -> Lease:
+        """At once."""
+        return self._book.update(lease, attributes)
+
     async def release(self, lease: Lease) -> None:
         """At once."""
         self._book.release(lease)
+
+    async def list_leases(self) -> Sequence[Lease]:
+        """At once."""
+        return self._book.leases()
+
+    async def reserve(self, subnets: Subnets, attributes: LeaseAttributes | None) -> Lease:
+        """At once."""
+        lease = reservation(self._book.config, self._book.leases(), subnets, attributes)
+        self._book.enter(lease)
+        return lease
+
+    async def remove(self, subnets: Subnets) -> Lease:
+        """At once."""
+        self._book.expire()
+        return self._book.remove(key_of(subnets))
+
+    async def config_text(self) -> str:
+        """The book's."""
+        return self._book.config_text
+
+    async def write_config(self, text: str) -> None:
+        """The book's from now on."""
+        self._book.set_config(text)
+
+    def report(self) -> dict[str, Any]:
+        """There is nothing to say."""
+        return {"kind": "memory", "away_since": None, "skipped": 0}
+
+    async def close(self) -> None:
+        """Nothing is kept open."""
 
     async def watch(self) -> AsyncIterator[Sequence[Lease]]:
         """A snapshot now and after each change."""

@@ -6,13 +6,15 @@ expiration; a peer's MAC that is not given is derived from its address, as the p
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address, ip_network
+from typing import Any
 
 from routing.allocator import Subnets
 from routing.config import BACKEND_VXLAN, Address, Network, NetworkConfig, require_host_address, strict_text
 from routing.lease import Lease, LeaseAttributes, LeaseError, VtepData, derive_vtep_mac, parse_mac, require_unicast_mac
 from routing.stores import StoreError
+from routing.stores.checks import require_address_of_one
 
 
 @dataclass(frozen=True)
@@ -100,11 +102,28 @@ class StaticStore:
         """`lease`: it never expires."""
         return lease
 
+    async def update(self, lease: Lease, attributes: LeaseAttributes) -> Lease:
+        """`lease` with `attributes`, of which the peers must be told by hand."""
+        require_address_of_one(self._peer_leases(), lease.key, attributes)
+        updated = replace(lease, attributes=attributes)
+        self._own = (updated,)
+        return updated
+
     async def release(self, lease: Lease) -> None:
         """From now on `watch` shows the peers alone."""
         self._own = ()
 
     async def watch(self) -> AsyncIterator[Sequence[Lease]]:
         """The own lease once it is acquired, and the peers; once, since nothing changes."""
-        yield [*self._own, *(peer.lease(self._config.backend.type) for peer in self._peers)]
+        yield [*self._own, *self._peer_leases()]
         await asyncio.Event().wait()
+
+    def _peer_leases(self) -> list[Lease]:
+        return [peer.lease(self._config.backend.type) for peer in self._peers]
+
+    def report(self) -> dict[str, Any]:
+        """There is nothing to say."""
+        return {"kind": "static", "away_since": None, "skipped": 0}
+
+    async def close(self) -> None:
+        """Nothing is kept open."""
