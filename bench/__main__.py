@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from bench.etcdscale import etcdscale
 from bench.overlay import overlay
 from bench.profile import profile
 from bench.replay.command import replay
@@ -13,6 +14,7 @@ from bench.replay.tracefile import trace
 from bench.soak import soak
 from bench.startup import startup
 from bench.throughput.command import throughput
+from bench.upgrade import upgrade
 
 
 @click.group(invoke_without_command=True)
@@ -40,7 +42,7 @@ def kernels(arguments: tuple[str, ...] = ()) -> None:
         sys.exit(done.returncode)
 
 
-for one in (startup, throughput, profile, soak, overlay, replay, trace):
+for one in (startup, throughput, profile, soak, upgrade, etcdscale, overlay, replay, trace):
     bench.add_command(one)
 
 if __name__ == "__main__":

@@ -84,7 +84,8 @@ def ask(run_dir: Path, command: str) -> dict[str, Any]:
 
 
 class ControlServer:
-    """Answers on the socket in `run_dir`; `status` makes the answer to the question of that name."""
+    """Answers on the socket in `run_dir`; `status` makes the answer to the question of that name,
+    and is called in a thread."""
 
     def __init__(self, run_dir: Path, status: Callable[[], dict[str, Any]]) -> None:
         self._lock = RunLock(run_dir)
@@ -100,10 +101,21 @@ class ControlServer:
         self._lock.take()
         try:
             self._path.unlink(missing_ok=True)  # of a node that was killed: we hold the lock
-            self._server = await asyncio.start_unix_server(self._accept, str(self._path))
-            self._path.chmod(0o600)
+            self._server = await self._listen()
         except OSError as error:
             raise ControlError(f"cannot use the run folder {self._path.parent}: {error.strerror or error}") from None
+
+    async def _listen(self) -> asyncio.Server:
+        """On a socket of our own making, so that a start that is cancelled here leaves none open."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.setblocking(False)
+            listener.bind(str(self._path))
+            self._path.chmod(0o600)
+            return await asyncio.start_unix_server(self._accept, sock=listener)
+        except BaseException:
+            listener.close()
+            raise
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.ensure_future(self._answer(reader, writer))
@@ -114,7 +126,8 @@ class ControlServer:
         try:
             async with asyncio.timeout(_TIMEOUT_SECONDS):
                 line = await reader.readline()
-                writer.write(json.dumps(self._reply(line)).encode())
+                # Thousands of peers take longer to put into words than packets should wait.
+                writer.write(await asyncio.to_thread(lambda: json.dumps(self._reply(line)).encode()))
                 await writer.drain()
         except (OSError, TimeoutError, ValueError):
             pass  # the client's loss

@@ -1,11 +1,19 @@
-"""What a node leaves on disk while it runs, noted so that ``cleanup`` removes that and nothing else.
+"""What a node leaves on this host, noted so that ``cleanup`` removes that and nothing else.
 
-The run folder holds ``state.json``, which names the subnet file that the node wrote and what it wrote there. A subnet file
-with other content is somebody else's by now and stays.
+The run folder holds ``state.json``, which names the device and the firewall table that the node makes, and the subnet file
+that it writes with what it writes there. A subnet file with other content is somebody else's by now and stays. Device and
+table are found by their marks; here they are named for whoever removes them, which is not this module's business.
+
+A thing is noted before it is made, so that a node that is killed at any moment leaves nothing that is not noted. For the
+same reason a subnet file that was noted before, and lies where it was with what was noted, is not forgotten when another is
+noted: `Footprint.earlier` keeps it.
 """
 
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dataplane.control import LOCK_NAME, SOCKET_NAME
 from routing.durable import write_whole
@@ -13,38 +21,133 @@ from routing.durable import write_whole
 STATE_NAME = "state.json"
 
 
-def note(run_dir: Path, subnet_file: Path, content: str) -> None:
-    """Note that `content` is about to be written to `subnet_file`. Raises OSError."""
-    write_whole(run_dir / STATE_NAME, json.dumps({"subnet_file": str(subnet_file), "content": content}))
+@dataclass(frozen=True)
+class WrittenFile:
+    """A file that a node wrote, and what it wrote there."""
+
+    path: Path
+    content: str
+
+    def is_as_written(self) -> bool:
+        """Whether it is there, with that content. Raises OSError."""
+        return self.path.is_file() and self.path.read_text(encoding="utf-8", errors="replace") == self.content
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What is noted: the names of the device and of the firewall table, the subnet file, and those before it.
+
+    None: there was none.
+    """
+
+    device: str | None = None
+    firewall: str | None = None
+    subnet_file: WrittenFile | None = None
+    earlier: tuple[WrittenFile, ...] = ()
+
+    def files(self) -> Iterator[WrittenFile]:
+        """All subnet files."""
+        if self.subnet_file is not None:
+            yield self.subnet_file
+        yield from self.earlier
+
+
+def read(run_dir: Path) -> Footprint | None:
+    """What is noted in `run_dir`; None if nothing is, or it cannot be understood. Raises OSError."""
+    try:
+        return _parse(json.loads((run_dir / STATE_NAME).read_text(encoding="utf-8")))
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+        return None
+
+
+def note(
+    run_dir: Path,
+    subnet_file: Path | None = None,
+    content: str = "",
+    *,
+    device: str | None = None,
+    firewall: str | None = None,
+) -> None:
+    """Note what is about to be made: `content` in `subnet_file`, `device`, the table `firewall`. Raises OSError.
+
+    What is not given stays as noted. An empty `firewall` says that there is none any more.
+    """
+    noted = read(run_dir) or Footprint()
+    current, earlier = noted.subnet_file, noted.earlier
+    if subnet_file is not None:
+        current = WrittenFile(subnet_file, content)
+        earlier = tuple(one for one in noted.files() if one != current and one.is_as_written())
+    made = Footprint(
+        noted.device if device is None else device,
+        noted.firewall if firewall is None else firewall or None,
+        current,
+        earlier,
+    )
+    write_whole(run_dir / STATE_NAME, json.dumps(_as_json(made)))
 
 
 def remove(run_dir: Path) -> list[str]:
-    """Remove the noted subnet file if it is still as noted, then the note; says what was removed. Raises OSError."""
+    """Remove the noted subnet files that are still as noted, then the note; says what was removed. Raises OSError.
+
+    The last step of a cleanup: the note tells what else there is to remove.
+    """
     state = run_dir / STATE_NAME
-    try:
-        noted = json.loads(state.read_text(encoding="utf-8"))
-        subnet_file, content = Path(noted["subnet_file"]), noted["content"]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except (ValueError, KeyError, TypeError):
-        state.unlink()
-        return [str(state)]
+    noted = read(run_dir)
     removed = []
-    if subnet_file.is_file() and subnet_file.read_text(encoding="utf-8", errors="replace") == content:
-        subnet_file.unlink()
-        removed.append(str(subnet_file))
-    state.unlink()
-    return [*removed, str(state)]
+    for file in noted.files() if noted is not None else ():
+        if file.is_as_written():
+            file.path.unlink()
+            removed.append(str(file.path))
+    if state.is_file():
+        state.unlink()
+        removed.append(str(state))
+    return removed
 
 
 def remove_run_dir(run_dir: Path) -> list[str]:
     """Remove what else is ours in the run folder, and the folder if nothing is left; the caller holds its lock."""
     removed = []
-    for name in (SOCKET_NAME, LOCK_NAME):
-        path = run_dir / name
+    half_written = run_dir.glob(f".{STATE_NAME}.*.tmp")  # by a node that was killed meanwhile (routing/durable.py)
+    for path in (run_dir / SOCKET_NAME, *half_written, run_dir / LOCK_NAME):
         if path.exists() or path.is_socket():
             path.unlink()
             removed.append(str(path))
     if not any(run_dir.iterdir()):
         run_dir.rmdir()
     return [one for one in removed if not one.endswith(LOCK_NAME)]
+
+
+def _as_json(footprint: Footprint) -> dict[str, Any]:
+    """As it stands in the file. `subnet_file` and `content` are flat, as older versions wrote and read them."""
+    written = footprint.subnet_file
+    return {
+        "subnet_file": str(written.path) if written else None,
+        "content": written.content if written else None,
+        "device": footprint.device,
+        "firewall": footprint.firewall,
+        "earlier": [{"subnet_file": str(one.path), "content": one.content} for one in footprint.earlier],
+    }
+
+
+def _parse(noted: Any) -> Footprint:
+    """Raises ValueError, KeyError or TypeError on nonsense."""
+    if not isinstance(noted, dict):
+        raise ValueError("the note is no object")
+    return Footprint(
+        _name(noted.get("device")),
+        _name(noted.get("firewall")),
+        _file(noted) if noted["subnet_file"] is not None else None,
+        tuple(_file(one) for one in noted.get("earlier", ())),
+    )
+
+
+def _name(value: Any) -> str | None:
+    if not isinstance(value, str | None):
+        raise ValueError(f"{value!r} is not a name")
+    return value
+
+
+def _file(noted: Any) -> WrittenFile:
+    if not isinstance(noted["content"], str):
+        raise ValueError("the content of a file is text")
+    return WrittenFile(Path(noted["subnet_file"]), noted["content"])

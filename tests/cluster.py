@@ -27,11 +27,11 @@ KERNEL_IPV6_SUBNET = IPv6Network("fd00:10:244:c8::/64")
 DEADLINE = 15.0
 
 
-def until(what: str, condition: Callable[[], object]) -> None:
+def until(what: str, condition: Callable[[], object], seconds: float = DEADLINE) -> None:
     """Poll: the condition depends on other processes and the kernel, which tell nobody."""
-    end = time.monotonic() + DEADLINE
+    end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, f"waited {DEADLINE:.0f} s for {what}"
+        assert time.monotonic() < end, f"waited {seconds:.0f} s for {what}"
         time.sleep(0.01)
 
 
@@ -263,7 +263,7 @@ def interfaces_and_routes(host: Host) -> str:
     for what in (["link"], ["addr"], ["route"], ["-6", "route"]):
         text = host.run(["ip", "-j", *what, "show"]).stdout
         for one in json.loads(text or "[]"):
-            for moving in ("stats", "stats64", "valid_life_time", "preferred_life_time", "expires"):
+            for moving in ("stats", "stats64", "valid_life_time", "preferred_life_time", "expires", "operstate"):
                 one.pop(moving, None)
             shown.append(json.dumps(one, sort_keys=True))
     return "\n".join(sorted(shown))

@@ -50,6 +50,7 @@ PORTS = {"vxlan": 8472, "ip": 8285}
 HEADER_LENGTHS = {"vxlan": 22, "ip": 0}
 
 started = test_cli.started  # a fixture
+kept_privileges = test_cli.kept_privileges  # as well
 needs_tshark = pytest.mark.skipif(shutil.which("tshark") is None, reason="needs tshark")
 
 
@@ -759,7 +760,7 @@ async def test_a_capture_through_a_link_stops_the_start_and_says_so(world, tmp_p
 async def test_a_second_node_in_one_run_folder_does_not_empty_the_capture_of_the_first(world, tmp_path):
     path = tmp_path / "a.pcapng"
     async with Machine(world, 1, capture=path).running() as a:
-        a.node._state.recorder.flush()
+        a.node._taps._recorder.flush()
         before = path.read_bytes()
         assert before
         with pytest.raises(ControlError, match="a node is running here"):
@@ -771,7 +772,7 @@ async def test_a_second_node_in_one_run_folder_does_not_empty_the_capture_of_the
 async def test_a_full_disk_is_in_the_status_and_the_node_goes_on(world, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         async with Machine(world, 1, capture=tmp_path / "a.pcapng").running() as a, Machine(world, 2).running() as b:
-            recorder = a.node._state.recorder
+            recorder = a.node._taps._recorder
             recorder._close_file()
             recorder._file = FullDisk(5)
             await arrive(world, a, 2)
@@ -852,14 +853,15 @@ def test_status_tells_of_them_to_people(monkeypatch, capsys):
     direction = {"received": 0, "verdicts": {}}
     answer = {
         "state": "running", "pid": 1, "uptime_seconds": 1.0, "version": "1", "framing": "vxlan", "vni": 1, "port": 8472,
-        "lease": {"subnet": "10.1.1.0/24", "ipv6_subnet": None, "vtep_mac": None}, "offloads": {}, "peers": [],
+        "lease": {"subnet": "10.1.1.0/24", "ipv6_subnet": None, "vtep_mac": None, "expiration": None}, "offloads": {},
+        "peers": [], "ready": True, "store": {"kind": "static", "away_since": None, "skipped": 0}, "firewall": None,
         "device": {"name": "flannel.1", "mtu": 1450, "queue_drops": 0}, "socket_drops": 0, "unreachable": [],
         "external": {"interface": "eth0", "ipv4": "192.0.2.1", "ipv6": None}, "failures": [], "outbound": direction,
         "inbound": direction, "icmp_errors": {"sent": 0, "suppressed": 0},
         "capture": {"file": "/x.pcapng", "packets": 7, "bytes": 900, "stopped": "it was removed"},
         "link": FaultyUnderlay(Scripted(), parse_link("loss=10%"), random.Random()).report()["link"],
     }  # fmt: skip
-    monkeypatch.setattr(test_cli.cli, "ask", lambda *_: answer)
+    monkeypatch.setattr(test_cli.commands, "ask", lambda *_: answer)
     test_cli.run("status")
     said = capsys.readouterr().out
     assert "capture   /x.pcapng, 7 packets, 900 bytes, stopped: it was removed\n" in said

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dataplane import cli
-from dataplane.cli import main
-from dataplane.commandline import normalize
+from dataplane.cli import cli, commands, main, service
+from dataplane.cli.spelling import normalize
 
 STATIC = ["--store", "static", "--network", "10.244.0.0/16", "--subnet", "10.244.1.0/24"]
 
@@ -19,16 +18,22 @@ def started(monkeypatch):
     caught = {}
 
     class CaughtNode:
-        def __init__(self, settings, store, host):
-            caught["settings"], caught["store"] = settings, store
+        def __init__(self, settings, store, host, **others):
+            caught["settings"], caught["store"], caught["host"] = settings, store, host
 
-        async def run(self, stop):
+        async def run(self, stop, ready):
             pass
 
-    monkeypatch.setattr(cli, "Node", CaughtNode)
-    monkeypatch.setattr(cli, "choose", lambda host, choice: None)
-    monkeypatch.setattr(cli.logging, "basicConfig", lambda **_: None)
+    monkeypatch.setattr(service, "Node", CaughtNode)
+    monkeypatch.setattr(service, "choose", lambda host, choice: None)
+    monkeypatch.setattr(service.logs, "configure", lambda *_: None)
     return caught
+
+
+@pytest.fixture(autouse=True)
+def kept_privileges(monkeypatch):
+    """This process goes on with other tests, which need them."""
+    monkeypatch.setattr(service.privileges, "drop", lambda keep: [])
 
 
 def run(*arguments: str, code: int = 0) -> None:
@@ -92,10 +97,10 @@ def test_every_option_comes_from_the_environment_too(started, monkeypatch, tmp_p
 
 
 def test_an_environment_variable_of_flanneld_that_means_nothing_here_is_warned_about(started, monkeypatch, caplog):
-    monkeypatch.setenv("FLANNELD_IP_MASQ", "true")
+    monkeypatch.setenv("FLANNELD_KUBE_SUBNET_MGR", "true")
     monkeypatch.setenv("FLANNELD_IFACE", "eth0")
     run(*STATIC)
-    assert "FLANNELD_IP_MASQ is set, but is not an option here" in caplog.text
+    assert "FLANNELD_KUBE_SUBNET_MGR is set, but is not an option here" in caplog.text
     assert "FLANNELD_IFACE" not in caplog.text
 
 
@@ -234,8 +239,8 @@ def test_each_offload_has_a_switch(started, name, monkeypatch):
 
 def test_an_unwritable_standard_output_is_a_failure_and_no_traceback(monkeypatch, capsys):
     answer = {"state": "starting", "pid": 1}
-    monkeypatch.setattr(cli, "ask", lambda *_: answer)
-    monkeypatch.setattr(cli.click, "echo", _full_disk(cli.click.echo))
+    monkeypatch.setattr(commands, "ask", lambda *_: answer)
+    monkeypatch.setattr(commands.click, "echo", _full_disk(commands.click.echo))
     run("status", code=1)
     assert "No space left" in capsys.readouterr().err
 
@@ -257,8 +262,8 @@ def test_ipv6_peers_ask_for_the_ipv6_underlay(started):
 def test_help_explains_every_option(capsys):
     run("--help")
     said = capsys.readouterr().out
-    for option in cli.cli.params:
+    for option in cli.params:
         assert option.opts[0] in said
         assert getattr(option, "help", "x") != ""
-    for command in ("status", "cleanup", "demo"):
+    for command in ("status", "cleanup", "leases", "demo"):
         assert command in said

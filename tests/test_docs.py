@@ -8,6 +8,7 @@ import pytest
 
 from bench.__main__ import bench
 from dataplane.cli import cli
+from dataplane.cli.leases import leases
 from dataplane.verdict import Verdict
 from encap import HOT_MODULES
 
@@ -23,10 +24,9 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_our_options_exist(page):
-    commands = [cli, *cli.commands.values(), *bench.commands.values()]
+    commands = [cli, *cli.commands.values(), *leases.commands.values(), *bench.commands.values()]
     known = {name for command in commands for option in command.params for name in (*option.opts, *option.secondary_opts)}
     known |= {"--help", "--version", "--device"}
-    known |= {"--ip-masq"}  # flanneld's, named as missing
     # Those of pytest, two of them our plugin's, and of pip: what the page on networks for tests tells its readers to type.
     known |= {"--overlay-seed", "--overlay-clock", "--basetemp", "--no-deps"}
     named = set(re.findall(r"(?<![\w-])(--[a-z][a-z0-9-]+)", page.read_text()))

@@ -19,13 +19,14 @@ from dataplane import footprint
 from dataplane.control import ControlError, ask
 from dataplane.device import DeviceLostError
 from dataplane.device.memory import MemoryDevice
-from dataplane.host import ALIAS, HostError, Interface
+from dataplane.host import HostError, Interface, mark_of
+from dataplane.host.firewall.memory import MemoryFirewall
 from dataplane.host.memory import MemoryHost, Route
 from dataplane.node import Node, NodeError, Settings, device_mtu
 from dataplane.underlay.fake import FakeNetwork
 from dataplane.underlay.udp import UnderlayError
 from routing.config import ConfigError, parse_config
-from routing.stores import LeaseLostError, StoreError
+from routing.stores import LeaseLostError, StoreAwayError, StoreError
 from routing.stores.local import LocalStore
 
 CONFIG = '{"Network":"10.244.0.0/16","Backend":{"Type":"vxlan"}}'
@@ -66,12 +67,14 @@ class Machine:
     def __init__(self, world: World, number: int, *, ipv6: bool = True, mtu: int = 1500, **settings) -> None:
         self.world = world
         addresses = [f"192.0.2.{number}/24"] + ([f"2001:db8::{number}/64"] if ipv6 else [])
+        run_dir = world.folder / f"run{number}"
         self.host = MemoryHost(
-            [Interface("eth0", 2, mtu, tuple(map(ip_interface, addresses)))], [Route(ip_network("0.0.0.0/0"), "eth0")]
+            [Interface("eth0", 2, mtu, tuple(map(ip_interface, addresses)))],
+            [Route(ip_network("0.0.0.0/0"), "eth0")],
+            mark=mark_of(run_dir),
         )
-        self.settings = Settings(
-            subnet_file=world.folder / f"subnet{number}.env", run_dir=world.folder / f"run{number}", **settings
-        )
+        self.settings = Settings(subnet_file=world.folder / f"subnet{number}.env", run_dir=run_dir, **settings)
+        self.firewall = MemoryFirewall("unused")
         self.device: MemoryDevice | None = None
         self.underlay_error: UnderlayError | None = None
         self.node = Node(
@@ -80,14 +83,21 @@ class Machine:
             self.host,
             open_device=self.open_device,
             open_underlay=self.open_underlay,
+            open_firewall=self.open_firewall,
             sleep=world.sleep,
             now=lambda: world.time,
+            monotonic=lambda: world.time,
         )
         self.stop = asyncio.Event()
         self.ready = asyncio.Event()
 
+    def open_firewall(self, table: str) -> MemoryFirewall:
+        self.firewall.table = table
+        return self.firewall
+
     def open_device(self, name: str, mtu: int, offloads) -> MemoryDevice:
-        self.host.links.append(Interface(name, 9, 1500, kind="tun", is_up=False))
+        if not any(link.name == name for link in self.host.links):
+            self.host.links.append(Interface(name, 9, 1500, kind="tun", is_up=False))
         self.device = MemoryDevice(name, mtu)
         return self.device
 
@@ -114,6 +124,15 @@ class Machine:
             with contextlib.suppress(Exception):
                 await task
 
+    def alter_interface(self, **changes) -> None:
+        """Change eth0, as an operator does; the host tells of it."""
+        self.host.links = [replace(link, **changes) if link.name == "eth0" else link for link in self.host.links]
+        self.host.notify()
+
+    def lease_files(self) -> list[Path]:
+        name = str(self.subnet).replace("/", "-")
+        return [self.world.folder / "store" / kind / name for kind in ("subnets", "expiry")]
+
     @property
     def subnet(self):
         return ip_network(self.node.status()["lease"]["subnet"])
@@ -135,7 +154,8 @@ async def test_start_sets_up_everything_and_writes_the_subnet_file_last(world):
         status = a.node.status()
         tun = next(link for link in a.host.links if link.name == "flannel.1")
         assert tun.addresses == (ip_interface(f"{a.subnet.network_address}/32"),)
-        assert (tun.mtu, tun.alias, tun.is_up) == (1450, ALIAS, True)
+        assert (tun.mtu, tun.alias, tun.is_up) == (1450, a.host.mark, True)
+        assert a.device.kept, "it outlives us"
         assert a.host.routes() == [(ip_network("10.244.0.0/16"), "flannel.1")]
         first = a.subnet.network_address + 1
         expected = f"FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET={first}/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n"
@@ -162,7 +182,8 @@ async def test_two_nodes_hear_of_each_other_and_talk(world):
         b.device.inject(back)
         await until(lambda: a.device.delivered == [back])
         status = a.node.status()
-        assert status["peers"] == [{"subnet": str(b.subnet), "address": "192.0.2.2", "mac": "02:fd:c0:00:02:02"}]
+        (peer,) = status["peers"]
+        assert (peer["subnet"], peer["address"], peer["mac"]) == (str(b.subnet), "192.0.2.2", "02:fd:c0:00:02:02")
         for direction in ("outbound", "inbound"):
             assert status[direction]["received"] == sum(status[direction]["verdicts"].values()) == 1
 
@@ -295,24 +316,278 @@ async def test_a_store_that_is_away_at_renewal_is_tried_again_while_packets_flow
         await until(lambda: a.node.status()["lease"]["expiration"] > before)
 
 
-async def test_a_lease_that_is_gone_ends_the_node(world):
-    async with Machine(world, 1).running() as a:
-        (world.folder / "store" / "subnets" / str(a.subnet).replace("/", "-")).unlink()
+async def test_a_lease_that_is_gone_ends_the_node_if_the_policy_says_so(world):
+    async with Machine(world, 1, lost_lease="stop").running() as a:
+        a.lease_files()[0].unlink()
         world.advance(1)
         with pytest.raises(LeaseLostError, match="is gone"):
             await asyncio.wait_for(asyncio.shield(a.task), 5)
 
 
-async def test_a_lost_device_ends_the_node_with_a_reason(world):
+async def test_a_lease_that_is_gone_is_taken_anew(world, caplog):
+    """As after somebody wiped the store."""
     async with Machine(world, 1).running() as a:
+        subnet, (lease, _) = a.subnet, a.lease_files()
+        lease.unlink()
+
+        def is_back() -> bool:
+            world.advance(1)
+            return lease.exists() and a.node.is_ready
+
+        await until(is_back)
+        assert a.subnet == subnet
+        assert json.loads(lease.read_text())["PublicIP"] == "192.0.2.1"
+    assert "is this node's again" in caplog.text
+
+
+async def test_a_subnet_that_somebody_else_took_is_given_up_for_another(world, caplog):
+    async with Machine(world, 1).running() as a:
+        former, (lease, expiry) = a.subnet, a.lease_files()
+        expiry.unlink()
+        lease.write_text('{"PublicIP":"192.0.2.99","BackendType":"vxlan","BackendData":{"VtepMAC":"02:00:00:00:00:63"}}')
+
+        def has_moved() -> bool:
+            world.advance(1)
+            return a.subnet != former and a.node.is_ready and len(a.node.status()["peers"]) == 1
+
+        await until(has_moved)
+        assert "192.0.2.99" in lease.read_text(), "the other one's lease is as it wrote it"
+        (peer,) = a.node.status()["peers"]
+        assert (peer["subnet"], peer["address"]) == (str(former), "192.0.2.99")
+        tun = next(link for link in a.host.links if link.name == "flannel.1")
+        assert tun.addresses == (ip_interface(f"{a.subnet.network_address}/32"),)
+        assert f"FLANNEL_SUBNET={a.subnet.network_address + 1}/24" in a.settings.subnet_file.read_text()
+        a.device.inject(octets(IP(src=str(a.subnet[10]), dst=str(former[9])) / UDP()))
+        await until(lambda: a.node.status()["outbound"]["verdicts"]["forwarded"] == 1)
+    assert f"no longer {str(former).replace('/', '-')}" in caplog.text
+
+
+async def test_a_snapshot_older_than_our_own_write_costs_nothing(world, monkeypatch):
+    a = Machine(world, 1)
+    watch = a.node._store.watch
+    snapshots: list = []
+
+    async def late():
+        async for snapshot in watch():
+            yield snapshot
+            while True:
+                await until(lambda: snapshots)
+                yield snapshots.pop()
+
+    monkeypatch.setattr(a.node._store, "watch", late)
+    async with a.running():
+        subnet = a.subnet
+        snapshots.append([])
+        await until(lambda: not snapshots and a.node.status()["lease"]["renewed"] == 1)
+        assert a.subnet == subnet
+        assert a.node.is_ready
+
+
+async def test_while_the_store_is_away_a_lost_lease_is_asked_for_again_and_again(world, monkeypatch):
+    async with Machine(world, 1).running() as a:
+        store, acquire = a.node._store, a.node._store.acquire
+        failures = [StoreAwayError("no endpoint answers")] * 2
+
+        async def failing(*arguments):
+            if failures:
+                raise failures.pop()
+            return await acquire(*arguments)
+
+        monkeypatch.setattr(store, "acquire", failing)
+        a.lease_files()[0].unlink()
+        world.advance(1)
+        await until(lambda: "no lease at present: no endpoint answers" in a.node.status()["failures"])
+        assert not a.node.is_ready
+
+        def is_back() -> bool:
+            world.advance(1)
+            return a.node.is_ready
+
+        await until(is_back)
+        assert a.node.status()["failures"] == []
+
+
+async def test_a_deleted_device_is_opened_anew(world, caplog):
+    async with Machine(world, 1).running() as a, Machine(world, 2).running() as b:
+        world.advance(1)
+        await until(lambda: len(a.node.status()["peers"]) == len(b.node.status()["peers"]) == 1)
+        packet = octets(IP(src=str(a.subnet[10]), dst=str(b.subnet[10])) / UDP())
+        a.device.inject(packet)
+        await until(lambda: b.device.delivered == [packet])
+        old = a.device
 
         def gone(batch):
             raise DeviceLostError("the device flannel.1 is gone")
 
-        a.device.receive = gone
+        old.receive = gone
+        a.host.links = [link for link in a.host.links if link.name != "flannel.1"]
+        a.host.table = [route for route in a.host.table if route.device != "flannel.1"]
+        old.inject(b"x")
+        await until(lambda: a.device is not old and (ip_network("10.244.0.0/16"), "flannel.1") in a.host.routes())
+        await until(lambda: a.device.kept)
+        a.device.inject(packet)
+        await until(lambda: b.device.delivered == [packet, packet])
+        assert a.node.status()["outbound"]["verdicts"]["forwarded"] == 2, "the counters go on"
+    assert "the device flannel.1 is gone; opening it anew" in caplog.text
+
+
+async def test_what_is_no_lost_device_ends_the_node_with_a_reason(world):
+    async with Machine(world, 1).running() as a:
+
+        def broken(batch):
+            raise ValueError("something unforeseen")
+
+        a.device.receive = broken
         a.device.inject(b"x")
-        with pytest.raises(NodeError, match=r"flannel\.1 is gone"):
+        with pytest.raises(NodeError, match="something unforeseen"):
             await asyncio.wait_for(asyncio.shield(a.task), 5)
+
+
+async def test_an_address_that_changes_is_followed_by_all(world):
+    async with Machine(world, 1, ipv6=False).running() as a, Machine(world, 2, ipv6=False).running() as b:
+        world.advance(1)
+        await until(lambda: len(a.node.status()["peers"]) == len(b.node.status()["peers"]) == 1)
+        before, (lease, _) = a.node.status()["lease"], a.lease_files()
+        said = json.loads(lease.read_text())
+        a.alter_interface(addresses=(ip_interface("192.0.2.77/24"),))
+        await until(lambda: a.node.status()["external"]["ipv4"] == "192.0.2.77")
+        await until(lambda: json.loads(lease.read_text()) == said | {"PublicIP": "192.0.2.77"})
+
+        def is_known() -> bool:
+            world.advance(1)
+            return [peer["address"] for peer in b.node.status()["peers"]] == ["192.0.2.77"]
+
+        await until(is_known)
+        packet = octets(IP(src=str(b.subnet[10]), dst=str(a.subnet[10])) / UDP())
+        b.device.inject(packet)
+        await until(lambda: a.device.delivered == [packet])
+        after = a.node.status()["lease"]
+        assert (after["subnet"], after["vtep_mac"]) == (before["subnet"], before["vtep_mac"])
+
+
+async def test_a_new_address_is_told_to_the_store_once_it_is_back(world, monkeypatch):
+    async with Machine(world, 1, ipv6=False).running() as a:
+        store, update = a.node._store, a.node._store.update
+        failures = [StoreAwayError("no endpoint answers")] * 2
+
+        async def failing(*arguments):
+            if failures:
+                raise failures.pop()
+            return await update(*arguments)
+
+        monkeypatch.setattr(store, "update", failing)
+        (lease, _) = a.lease_files()
+        a.alter_interface(addresses=(ip_interface("192.0.2.77/24"),))
+        await until(lambda: any("no endpoint answers" in one for one in a.node.status()["failures"]))
+
+        def is_told() -> bool:
+            world.advance(1)
+            return json.loads(lease.read_text())["PublicIP"] == "192.0.2.77"
+
+        await until(is_told)
+        await until(lambda: a.node.status()["failures"] == [])
+
+
+async def test_an_interface_that_is_gone_for_a_while_is_waited_for(world):
+    async with Machine(world, 1).running() as a, Machine(world, 2).running() as b:
+        world.advance(1)
+        await until(lambda: len(a.node.status()["peers"]) == 1)
+        a.alter_interface(is_up=False)
+        await until(lambda: any("eth0 is down" in one for one in a.node.status()["failures"]))
+        assert len(a.node.status()["peers"]) == 1
+        assert a.node.is_ready
+        a.alter_interface(is_up=True)
+        await until(lambda: a.node.status()["failures"] == [])
+        packet = octets(IP(src=str(a.subnet[10]), dst=str(b.subnet[10])) / UDP())
+        a.device.inject(packet)
+        await until(lambda: b.device.delivered == [packet])
+
+
+async def test_an_mtu_that_changes_is_followed(world):
+    async with Machine(world, 1, ipv6=False).running() as a:
+        a.alter_interface(mtu=1420)
+        await until(lambda: "FLANNEL_MTU=1370" in a.settings.subnet_file.read_text())
+        tun = next(link for link in a.host.links if link.name == "flannel.1")
+        assert (tun.mtu, a.device.mtu, a.node.status()["device"]["mtu"]) == (1370, 1370, 1370)
+        a.alter_interface(mtu=500)
+        await until(lambda: any("raise the interface's MTU" in one for one in a.node.status()["failures"]))
+        assert a.device.mtu == 1370
+
+
+async def test_rules_are_there_before_the_node_is_ready_and_come_back_when_flushed(world, caplog):
+    a = Machine(world, 1, ip_masq=True, resync=5.0)
+    async with a.running():
+        (name,) = a.firewall.tables
+        table = list(a.firewall.tables[name])
+        assert table
+        assert "FLANNEL_IPMASQ=true" in a.settings.subnet_file.read_text()
+        a.firewall.tables[name] = []
+        await until(lambda: any(at == world.time + 5 for at, _ in world.sleepers))
+        world.advance(5)
+        await until(lambda: a.firewall.tables[name] == table)
+        await until(lambda: a.node.status()["firewall"]["restored"] == 1)
+    assert "were not as wanted" in caplog.text
+    assert a.firewall.tables[name] == table, "a stop leaves them for the next start"
+    assert footprint.read(a.settings.run_dir).firewall == name
+
+
+async def test_rules_that_cannot_be_had_stop_the_start(world):
+    a = Machine(world, 1, ip_masq=True)
+    a.firewall.trouble = HostError("nft is not installed")
+    with pytest.raises(HostError, match="nft is not installed"):
+        async with a.running():
+            pass
+    assert not a.settings.subnet_file.exists()
+
+
+async def test_a_bridge_of_pods_with_another_subnet_is_told_of_until_it_is_gone(world, caplog):
+    a = Machine(world, 1)
+    a.host.links.append(Interface("cni0", 12, 1450, (ip_interface("10.244.250.1/24"),), kind="bridge"))
+    async with a.running():
+        assert a.subnet != ip_network("10.244.250.0/24")
+        (told,) = a.node.status()["failures"]
+        assert "cni0 has the address 10.244.250.1/24" in told
+        assert str(a.subnet) in told
+        a.host.links = [link for link in a.host.links if link.name != "cni0"]
+        a.host.notify()
+        await until(lambda: a.node.status()["failures"] == [])
+    assert "the pods on it are unreachable" in caplog.text
+
+
+async def test_a_start_waits_for_a_store_that_is_away(world, monkeypatch):
+    a = Machine(world, 1)
+    config, failures = a.node._store.config, [StoreAwayError("no endpoint answers")] * 3
+
+    async def failing():
+        if failures:
+            raise failures.pop()
+        return await config()
+
+    monkeypatch.setattr(a.node._store, "config", failing)
+    task = asyncio.create_task(a.node.run(a.stop, a.ready.set))
+    await until(lambda: "waiting for the store: no endpoint answers" in a.node.status()["failures"])
+    assert a.node.status()["ready"] is False
+
+    def is_ready() -> bool:
+        world.advance(1)
+        return a.ready.is_set()
+
+    await until(is_ready)
+    assert a.node.status()["ready"] is True
+    a.stop.set()
+    await task
+    assert not a.node.is_ready
+
+
+async def test_the_lease_is_renewed_at_half_of_a_short_life(tmp_path):
+    world = World(tmp_path)
+    a = Machine(world, 1)
+    a.node._store._lease_seconds = 100.0
+    async with a.running():
+        assert a.node.status()["lease"]["expiration"] == world.time + 100
+        await until(lambda: any(at == world.time + 50 for at, _ in world.sleepers))
+        world.advance(50)
+        await until(lambda: a.node.status()["lease"]["expiration"] == world.time + 100)
 
 
 async def test_a_port_that_a_kernel_vxlan_device_holds_is_said_to_be(world):
@@ -473,13 +748,13 @@ async def test_what_somebody_takes_down_is_set_up_again(world, caplog, damage):
             a.host.links[index] = replace(a.host.links[index], is_up=False)
         await until(lambda: any(at == world.time + 5 for at, _ in world.sleepers))
         world.advance(5)
-        await until(lambda: "setting them up again" in caplog.text)
+        await until(lambda: "; put right" in caplog.text)
         await until(lambda: (ip_network("10.244.0.0/16"), "flannel.1") in a.host.routes())
         await until(lambda: next(link for link in a.host.links if link.name == "flannel.1").is_up)
 
 
-async def test_a_reservation_that_is_given_to_somebody_else_ends_the_node(world):
-    async with Machine(world, 1).running() as a:
+async def test_a_reservation_that_is_given_to_somebody_else_ends_the_node_if_the_policy_says_so(world):
+    async with Machine(world, 1, lost_lease="stop").running() as a:
         name = str(a.subnet).replace("/", "-")
         (world.folder / "store" / "expiry" / name).unlink()
         (world.folder / "store" / "subnets" / name).write_text('{"PublicIP":"192.0.2.99","BackendType":"vxlan"}')

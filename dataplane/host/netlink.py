@@ -1,71 +1,66 @@
-"""The `Host` of Linux: rtnetlink through pyroute2, sysctls through /proc.
+"""The `Host` of Linux: rtnetlink, sysctls through /proc.
 
-Theory of operation: each call opens a netlink socket of its own with a private event loop and closes it again, because
-pyroute2's synchronous interface neither runs inside another loop nor may change threads. At start and stop that costs a
-few milliseconds in all; nothing here is called while packets flow.
+Theory of operation: things are set through pyroute2, and read by ``reading``, for speed. Each call that sets something
+opens a netlink socket of its own with a private event loop and closes it again, because pyroute2's synchronous interface
+neither runs inside another loop nor may change threads. That happens at start and where something is mended.
 """
 
 import asyncio
 import contextlib
 import errno
 import logging
-from collections.abc import Iterator, Sequence
-from ipaddress import IPv4Interface, IPv6Interface, ip_address, ip_interface, ip_network
+from collections.abc import Callable, Collection, Iterator, Sequence
+from ipaddress import ip_interface
 from pathlib import Path
-from socket import AF_INET, AF_INET6
 from typing import Any
 
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from dataplane.device.tun import is_attached
-from dataplane.host import ALIAS, QUEUE_LENGTH, ROUTE_PROTOCOL, HostError, Interface
+from dataplane.host import QUEUE_LENGTH, ROUTE_PROTOCOL, HostError, Interface, Watch, reading, require_mark
+from dataplane.host.reading import FAMILIES, interface_by_index
+from dataplane.host.watch import INTERVAL_SECONDS, NetlinkWatch
 from routing.config import Address, Network
 
 log = logging.getLogger(__name__)
 
-_FAMILY = {4: AF_INET, 6: AF_INET6}
-_IFF_UP = 1
-_MAIN_TABLE = 254
+_SCOPE_LINK, _SCOPE_NOWHERE = 253, 255
 
 
 @contextlib.contextmanager
 def _netlink() -> Iterator[Any]:
+    """A socket. What is refused unexpectedly, such as by a link that has just gone, becomes a HostError."""
     loop = asyncio.SelectorEventLoop()
     try:
         with IPRoute(use_event_loop=loop) as netlink:
             yield netlink
+    except NetlinkError as error:
+        raise HostError(f"cannot set up interfaces and routes: {_strerror(error)}") from error
+    except OSError as error:
+        raise HostError(f"cannot talk to the kernel about interfaces and routes: {error.strerror}") from error
     finally:
         loop.run_until_complete(asyncio.sleep(0))  # lets the closed transport say goodbye
         loop.close()
 
 
 class NetlinkHost:
-    """See `dataplane.host.Host`."""
+    """See `dataplane.host.Host`. `mark` as of `dataplane.host.mark_of`; a watch makes a call each `interval` seconds at
+    most."""
 
-    def interfaces(self) -> list[Interface]:
-        """From the dumps of links and addresses."""
-        with _netlink() as netlink:
-            links = list(netlink.get_links())
-            addresses = list(netlink.get_addr())
-        by_index: dict[int, list[IPv4Interface | IPv6Interface]] = {}
-        for message in addresses:
-            # On a point-to-point link IFA_ADDRESS is the peer's and IFA_LOCAL our own (rtnetlink(7)).
-            address = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS")
-            by_index.setdefault(message["index"], []).append(ip_interface(f"{address}/{message['prefixlen']}"))
-        found = [_interface(link, tuple(by_index.get(link["index"], ()))) for link in links]
-        return sorted(found, key=lambda interface: interface.index)
+    def __init__(self, mark: str, *, interval: float = INTERVAL_SECONDS) -> None:
+        self.mark = require_mark(mark)
+        self._interval = interval
+
+    def interfaces(self, names: Collection[str] | None = None) -> list[Interface]:
+        """From the dumps of links and addresses, or by name one by one."""
+        return reading.interfaces(names)
 
     def default_interface(self, family: int) -> str | None:
         """Of the default routes in the main table, the one with the lowest metric."""
-        with _netlink() as netlink:
-            routes = [
-                route
-                for route in netlink.get_routes(family=_FAMILY[family], table=_MAIN_TABLE)
-                if route["dst_len"] == 0 and _outgoing(route) is not None
-            ]
-            best = min(routes, key=lambda route: route.get_attr("RTA_PRIORITY") or 0, default=None)
-            return None if best is None else _link_name(netlink, _outgoing(best))
+        defaults = reading.routes(family, prefix_length=0)
+        best = min(defaults, key=lambda route: route.metric, default=None)
+        return None if best is None else _link_name(best.index)
 
     def interface_towards(self, address: Address) -> str | None:
         """By asking the kernel's routing (RTM_GETROUTE)."""
@@ -74,125 +69,149 @@ class NetlinkHost:
                 answer = netlink.route("get", dst=str(address))
             except NetlinkError:
                 return None
-            index = next((route.get_attr("RTA_OIF") for route in answer), None)
-            return None if index is None else _link_name(netlink, index)
+        index = next((route.get_attr("RTA_OIF") for route in answer), None)
+        return None if index is None else _link_name(index)
 
     def configure_device(self, name: str, addresses: Sequence[Address], mtu: int, superpacket_limit: int) -> None:
         """By one message per property."""
         with _netlink() as netlink:
-            index = _link_index(netlink, name)
+            index = self._configurable(name)
             ipv6 = any(address.version == 6 for address in addresses)
             hint = f" (is IPv6 switched off? see net.ipv6.conf.{name}.disable_ipv6)" if ipv6 else ""
             with _explained(f"cannot set up the device {name}{hint}"):
-                netlink.link("set", index=index, mtu=mtu, txqlen=QUEUE_LENGTH, ifalias=ALIAS)
+                netlink.link("set", index=index, mtu=mtu, txqlen=QUEUE_LENGTH, ifalias=self.mark)
                 with _ignored(errno.EOPNOTSUPP):  # a wish: longer superpackets cost a second system call, no more
                     netlink.link("set", index=index, gso_max_size=superpacket_limit)
                 for address in addresses:
                     with _ignored(errno.EEXIST):
                         netlink.addr("add", index=index, address=str(address), prefixlen=address.max_prefixlen)
+                _remove_other_addresses(netlink, index, addresses)
                 netlink.link("set", index=index, state="up")
         _accept_own_source(name)
 
+    def _configurable(self, name: str) -> int:
+        """The index of the TUN `name`, which is ours, or new. Raises HostError."""
+        found = _require_link(name)
+        if found.kind != "tun" or found.alias not in {"", self.mark}:
+            raise HostError(f"the device {name} is not ours any more (see: ip -d link show {name})")
+        return found.index
+
     def add_route(self, network: Network, device: str) -> None:
         """In the main table, link scope, marked by protocol number."""
-        with _netlink() as netlink:
-            index = _link_index(netlink, device)
-            try:
-                netlink.route("add", dst=str(network), oif=index, proto=ROUTE_PROTOCOL, scope=253, family=_family(network))
-            except NetlinkError as error:
-                if error.code != errno.EEXIST:
-                    raise HostError(f"cannot add the route to {network} by {device}: {_strerror(error)}") from error
-                self._require_ours(netlink, network, device)
+        with _netlink() as netlink, _explained(f"cannot add the route to {network} by {device}"):
+            index = _require_link(device).index
+            if not _add_route(netlink, network, index):
+                self._make_way(netlink, network, index)
 
-    def _require_ours(self, netlink: Any, network: Network, device: str) -> None:
-        if (network, device) not in _our_routes(netlink):
-            raise HostError(
-                f"a route to {network} exists that is not ours (see: ip route show {network}); remove it, or use another "
-                "network"
-            )
+    def _make_way(self, netlink: Any, network: Network, index: int) -> None:
+        """There is a route to `network` already: let one of ours, from an earlier start, go. Raises HostError."""
+        others = {other for one, other in _with_our_protocol() if one == network}
+        if index in others:
+            return
+        for other in others & set(self._names_of_ours(others)):
+            _remove_route(netlink, network, other)
+            if _add_route(netlink, network, index):
+                return
+        raise HostError(
+            f"a route to {network} exists that is not ours (see: ip route show {network}); remove it, or use another "
+            "network"
+        )
+
+    def remove_route(self, network: Network, device: str) -> None:
+        """By network, device and protocol number; whatever its scope."""
+        link = next(iter(reading.interfaces([device])), None)
+        if link is not None and link.alias == self.mark:
+            with _netlink() as netlink, _explained(f"cannot remove the route to {network}"):
+                _remove_route(netlink, network, link.index)
 
     def routes(self) -> list[tuple[Network, str]]:
         """Of the main table."""
-        with _netlink() as netlink:
-            return _our_routes(netlink)
+        found = _with_our_protocol()
+        names = self._names_of_ours({index for _, index in found})
+        return [(network, names[index]) for network, index in found if index in names]
+
+    def _names_of_ours(self, indices: Collection[int]) -> dict[int, str]:
+        """Of the links with these indices, the names of those with our mark."""
+        links = [interface_by_index(index) for index in indices]
+        return {link.index: link.name for link in links if link is not None and link.alias == self.mark}
+
+    def remove_device(self, name: str) -> None:
+        """Its addresses and routes go with it."""
+        found = next(iter(self.interfaces([name])), None)
+        if found is None:
+            return
+        if not self._owns(found):
+            raise HostError(f"the device {name} is not ours (see: ip -d link show {name})")
+        self._remove([found])
 
     def remove_ours(self) -> list[str]:
-        """Links go with their addresses and routes; routes of ours that are left go after them."""
-        removed = []
-        ours = [interface for interface in self.interfaces() if interface.alias == ALIAS and interface.kind == "tun"]
-        busy = [interface.name for interface in ours if is_attached(interface.name)]
-        if busy:
-            raise HostError(
-                f"a process is attached to {busy[0]}: a node is running, perhaps with another --run-dir; stop it first"
-            )
+        """Devices go with their addresses and routes."""
+        ours = [interface for interface in self.interfaces() if self._owns(interface)]
+        self._remove(ours)
+        return [f"device {interface.name}" for interface in ours]
+
+    def _owns(self, interface: Interface) -> bool:
+        return interface.alias == self.mark and interface.kind == "tun"
+
+    def _remove(self, devices: Sequence[Interface]) -> None:
+        busy = next((device.name for device in devices if is_attached(device.name)), None)
+        if busy is not None:
+            raise HostError(f"a process is attached to {busy}: a node is running; stop it first")
         with _netlink() as netlink:
-            for interface in ours:
-                with _explained(f"cannot remove the device {interface.name}"), _ignored(errno.ENODEV):
-                    netlink.link("del", index=interface.index)
-                removed.append(f"device {interface.name}")
-            for network, device in _our_routes(netlink):
-                with _explained(f"cannot remove the route to {network}"), _ignored(errno.ESRCH):
-                    netlink.route(
-                        "del",
-                        dst=str(network),
-                        oif=_link_index(netlink, device),
-                        proto=ROUTE_PROTOCOL,
-                        family=_family(network),
-                    )
-                removed.append(f"route {network} dev {device}")
-        return removed
+            for device in devices:
+                with _explained(f"cannot remove the device {device.name}"), _ignored(errno.ENODEV):
+                    netlink.link("del", index=device.index)
+
+    def watch(self, changed: Callable[[], None]) -> Watch:
+        """By the kernel's multicast groups, of the namespace of the thread that calls this."""
+        return NetlinkWatch(changed, self._interval)
 
 
-def _interface(link: Any, addresses: tuple[IPv4Interface | IPv6Interface, ...]) -> Interface:
-    info = link.get_attr("IFLA_LINKINFO")
-    kind = (info.get_attr("IFLA_INFO_KIND") if info is not None else None) or ""
-    port = None
-    if kind == "vxlan" and (data := info.get_attr("IFLA_INFO_DATA")) is not None:
-        port = data.get_attr("IFLA_VXLAN_PORT")
-    return Interface(
-        name=link.get_attr("IFLA_IFNAME"),
-        index=link["index"],
-        mtu=link.get_attr("IFLA_MTU"),
-        addresses=addresses,
-        is_up=bool(link["flags"] & _IFF_UP),
-        kind=kind,
-        alias=link.get_attr("IFLA_IFALIAS") or "",
-        udp_port=port,
-    )
-
-
-def _outgoing(route: Any) -> Any:
-    """The index of the interface that a route leaves by; of several next hops the first; None for a blackhole."""
-    hops = route.get_attr("RTA_MULTIPATH") or []
-    return route.get_attr("RTA_OIF") or (hops[0]["oif"] if hops else None)
-
-
-def _family(network: Network) -> int:
-    return _FAMILY[network.version]
-
-
-def _link_index(netlink: Any, name: str) -> int:
-    found = netlink.link_lookup(ifname=name)
-    if not found:
+def _require_link(name: str) -> Interface:
+    found = next(iter(reading.interfaces([name])), None)
+    if found is None:
         raise HostError(f"there is no device {name}")
-    index: int = found[0]
-    return index
-
-
-def _link_name(netlink: Any, index: int) -> str:
-    name: str = netlink.get_links(index)[0].get_attr("IFLA_IFNAME")
-    return name
-
-
-def _our_routes(netlink: Any) -> list[tuple[Network, str]]:
-    found: list[tuple[Network, str]] = []
-    for family in (AF_INET, AF_INET6):
-        for route in netlink.get_routes(family=family, table=_MAIN_TABLE, proto=ROUTE_PROTOCOL):
-            destination = route.get_attr("RTA_DST")
-            if route["proto"] == ROUTE_PROTOCOL and destination is not None and route.get_attr("RTA_OIF") is not None:
-                network = ip_network((ip_address(destination), route["dst_len"]))
-                found.append((network, _link_name(netlink, route.get_attr("RTA_OIF"))))
     return found
+
+
+def _link_name(index: int) -> str | None:
+    link = interface_by_index(index)
+    return None if link is None else link.name
+
+
+def _remove_other_addresses(netlink: Any, index: int, addresses: Sequence[Address]) -> None:
+    """Remove what is not in `addresses` of their families; not link-local ones."""
+    families = {address.version for address in addresses}
+    wanted = {ip_interface(address) for address in addresses}
+    for one in reading.addresses(index):
+        own = one.interface
+        if own not in wanted and own.version in families and not own.ip.is_link_local:
+            with _ignored(errno.EADDRNOTAVAIL):  # a secondary one goes with its primary one
+                netlink.addr("del", index=index, address=str(one.peer), local=str(own.ip), prefixlen=own.network.prefixlen)
+
+
+def _add_route(netlink: Any, network: Network, index: int) -> bool:
+    """False if there is one to `network` already, whoever's."""
+    family = FAMILIES[network.version]
+    try:
+        netlink.route("add", dst=str(network), oif=index, proto=ROUTE_PROTOCOL, scope=_SCOPE_LINK, family=family)
+    except NetlinkError as error:
+        if error.code == errno.EEXIST:
+            return False
+        raise
+    return True
+
+
+def _remove_route(netlink: Any, network: Network, index: int) -> None:
+    family = FAMILIES[network.version]
+    with _ignored(errno.ESRCH):
+        netlink.route("del", dst=str(network), oif=index, proto=ROUTE_PROTOCOL, scope=_SCOPE_NOWHERE, family=family)
+
+
+def _with_our_protocol() -> list[tuple[Network, int]]:
+    """Network and link index of the routes in the main table that have our protocol number, whoever's the link is."""
+    found = (route for version in FAMILIES for route in reading.routes(version, ROUTE_PROTOCOL))
+    return list(dict.fromkeys((route.network, route.index) for route in found if not route.is_multipath))
 
 
 def _strerror(error: NetlinkError) -> str:
@@ -226,6 +245,7 @@ def _accept_own_source(name: str) -> None:
     """
     path = Path(f"/proc/sys/net/ipv4/conf/{name}/accept_local")
     try:
-        path.write_text("1", encoding="ascii")
+        if path.read_text(encoding="ascii").strip() != "1":  # it may have become read-only meanwhile
+            path.write_text("1", encoding="ascii")
     except OSError as error:
         log.warning("cannot set %s (%s): ICMP errors to this host's pods will not arrive", path, error.strerror)

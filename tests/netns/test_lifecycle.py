@@ -50,10 +50,11 @@ def test_sigterm_stops_it_cleanly_and_cleanup_leaves_the_host_as_it_was(tmp_path
         assert "flannel.1" in interfaces_and_routes(host)
         assert made.stop(host) == 0
         assert "INFO stopped" in made.log(host)
-        assert interfaces_and_routes(host) == before
+        assert "flannel.1" in interfaces_and_routes(host), "the device waits for the next start"
         assert made.subnet_file(host).exists()
         cleanup = [*NODE, "cleanup", "--run-dir", str(made.run_dir(host))]
         assert f"removed {made.subnet_file(host)}" in host.run(cleanup).stdout
+        assert interfaces_and_routes(host) == before
         assert not made.run_dir(host).exists()
         assert host.run(cleanup).stdout == "nothing of ours is here\n"
 
@@ -180,14 +181,14 @@ def test_a_new_lease_is_live_within_a_second_and_a_torn_one_is_skipped(tmp_path)
         until("both to be reported", lambda: made.log(a).count("skipped") == 2)
 
 
-def test_a_lease_that_is_deleted_ends_the_node_with_exit_code_1(tmp_path):
-    with cluster(tmp_path, "--network", NETWORK, nodes=1) as made:
+def test_a_lease_that_is_deleted_ends_the_node_with_exit_code_1_if_it_is_to_stop(tmp_path):
+    with cluster(tmp_path, "--network", NETWORK, "--on-lost-lease", "stop", nodes=1) as made:
         host = made.lab.hosts[0]
         key = made.status(host)["lease"]["key"]
         (tmp_path / "store" / "subnets" / key).unlink()
         process = made.processes[host.number]
         assert process.wait(10) == 1
-        assert f"the lease {key} is gone" in made.log(host)
+        assert f"{key} is gone" in made.log(host)
         assert "Traceback" not in made.log(host)
 
 
@@ -198,7 +199,7 @@ def test_a_link_taken_down_and_up_again_gets_its_route_back(tmp_path):
         assert "flannel.1" not in a.run(["ip", "route", "get", str(b.pods[0].ipv4)]).stdout
         until("the route to come back", lambda: "flannel.1" in a.run(["ip", "route", "get", str(b.pods[0].ipv4)]).stdout)
         assert pings(a.pods[0], b.pods[0].ipv4)
-        assert "setting them up again" in made.log(a)
+        assert "the route to 10.244.0.0/16 is gone; put right" in made.log(a)
 
 
 def test_sigterm_ends_a_start_that_waits_for_the_store(tmp_path):
@@ -214,12 +215,15 @@ def test_sigterm_ends_a_start_that_waits_for_the_store(tmp_path):
         assert "Traceback" not in (tmp_path / "log").read_text()
 
 
-def test_a_deleted_device_ends_the_node_with_exit_code_1(tmp_path):
-    with cluster(tmp_path, "--network", NETWORK, nodes=1) as made:
-        host = made.lab.hosts[0]
-        host.ip("link del flannel.1")
-        assert made.processes[host.number].wait(10) == 1
-        assert "the device flannel.1 is gone" in made.log(host)
+def test_a_deleted_device_is_made_again(tmp_path):
+    with cluster(tmp_path, "--network", NETWORK) as made:
+        a, b = made.lab.hosts
+        a.ip("link del flannel.1")
+        until("the route to come back", lambda: "flannel.1" in a.run(["ip", "route", "get", str(b.pods[0].ipv4)]).stdout)
+        assert pings(a.pods[0], b.pods[0].ipv4)
+        assert pings(b.pods[0], a.pods[0].ipv4)
+        assert "the device flannel.1 is gone; opening it anew" in made.log(a)
+        assert add_up(made.status(a))
 
 
 class TestFailures:
@@ -283,9 +287,11 @@ class TestFailures:
             host = made.lab.hosts[0]
             assert_fails(run_node(host, *made.arguments(host)), "a node is running here")
             other = ["--run-dir", str(tmp_path / "other"), "--subnet-file", str(tmp_path / "other.env")]
-            assert_fails(run_node(host, *made.arguments(host), *other), "another process holds it")
+            folder = made.run_dir(host)
+            assert_fails(run_node(host, *made.arguments(host), *other), "flannel.1 belongs to another node", f"{folder}")
+            assert_fails(run_node(host, *made.arguments(host), *other, "--device", "flannel.2"), "another process holds it")
             elsewhere = host.run([*NODE, "cleanup", "--run-dir", str(tmp_path / "nowhere")])
-            assert_fails(elsewhere, "a process is attached to flannel.1")
+            assert elsewhere.stdout == "nothing of ours is here\n"
             assert made.status(host)["state"] == "running"
 
 

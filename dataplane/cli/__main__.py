@@ -1,0 +1,5 @@
+"""``python -m dataplane.cli`` is ``pyflannel-dp``."""
+
+from dataplane.cli import main
+
+main()
