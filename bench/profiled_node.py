@@ -19,7 +19,7 @@ from encap.pure import prefer_sources
 prefer_sources(["dataplane.engine"])  # before anything imports it
 
 import dataplane.engine  # noqa: E402 - as the line above says
-import dataplane.node  # noqa: E402
+import dataplane.node.node  # noqa: E402
 from dataplane.cli import main  # noqa: E402
 from dataplane.engine import Direction, Engine  # noqa: E402
 from dataplane.node import Node  # noqa: E402
@@ -125,7 +125,7 @@ def install(watch: Stopwatch) -> None:
             this.pump_inbound = watch.pump("inbound", super().pump_inbound)
             this._settle = watch.timed("settle", super()._settle)
 
-    node: Any = dataplane.node
+    node: Any = dataplane.node.node
     node.Engine = ProfiledEngine
     of_node: Any = Node
     status = Node.status

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 
 SOCKET_NAME = "control.sock"
 LOCK_NAME = "lock"
+IDENTITY_NAME = "identity"
 _TIMEOUT_SECONDS = 5.0
 _LONGEST_PATH = 107  # sun_path of unix(7), less the final zero
 

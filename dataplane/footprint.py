@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dataplane.control import LOCK_NAME, SOCKET_NAME
+from dataplane.control import IDENTITY_NAME, LOCK_NAME, SOCKET_NAME
 from routing.durable import write_whole
 
 STATE_NAME = "state.json"
@@ -108,7 +108,7 @@ def remove_run_dir(run_dir: Path) -> list[str]:
     """Remove what else is ours in the run folder, and the folder if nothing is left; the caller holds its lock."""
     removed = []
     half_written = run_dir.glob(f".{STATE_NAME}.*.tmp")  # by a node that was killed meanwhile (routing/durable.py)
-    for path in (run_dir / SOCKET_NAME, *half_written, run_dir / LOCK_NAME):
+    for path in (run_dir / SOCKET_NAME, *half_written, run_dir / IDENTITY_NAME, run_dir / LOCK_NAME):
         if path.exists() or path.is_socket():
             path.unlink()
             removed.append(str(path))

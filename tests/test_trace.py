@@ -1,5 +1,6 @@
 """A line for each packet: what it says, and what happens when nobody can hear it."""
 
+import asyncio
 import time
 
 import pytest
@@ -159,12 +160,8 @@ def test_what_cannot_be_shown_is_told_once_and_carried_on(caplog):
 async def test_a_node_traces_on_stderr(tmp_path, capsys):
     async with Machine(World(tmp_path), 1, trace=True).running() as a:
         a.device.inject(echo())
-        while not (said := capsys.readouterr().err):
-            await _turn()
-        assert INNER.format(64) in said
-
-
-async def _turn() -> None:
-    import asyncio
-
-    await asyncio.sleep(0)
+        said = ""
+        async with asyncio.timeout(10):
+            while INNER.format(64) not in said:
+                said += capsys.readouterr().err
+                await asyncio.sleep(0)

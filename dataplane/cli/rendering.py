@@ -58,6 +58,9 @@ def _render_store(store: dict[str, Any]) -> str:
     if store["away_since"] is not None:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(store["away_since"]))
         words.append(f", away since {since}: {store.get('trouble')}")
+    claim = store.get("claim")
+    if claim and claim["state"] == "lost":
+        words.append(f", but {claim['holder']} claims the public address {claim['address']}, too")
     if store["skipped"]:
         words.append(f", {store['skipped']} entries that are no leases")
     return "store     " + " ".join(words).replace(" ,", ",")

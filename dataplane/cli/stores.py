@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from dataplane.control import IDENTITY_NAME
 from routing.stores import LEASE_SECONDS
 from routing.stores.local import LocalStore
 
@@ -133,7 +134,7 @@ def identity_of(run_dir: Path) -> str:
 
     Kept in the run folder, which a reboot empties and a container does not share. Raises OSError.
     """
-    path = run_dir / "identity"
+    path = run_dir / IDENTITY_NAME
     try:
         known = path.read_text(encoding="ascii").strip()
     except FileNotFoundError:

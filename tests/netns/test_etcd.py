@@ -254,6 +254,8 @@ def test_two_daemons_on_one_host_do_not_touch_each_other(tmp_path):
         processes[here.number, "second"].send_signal(signal.SIGTERM)
         assert processes[here.number, "second"].wait(10) == 0
         here.run([*NODE, "cleanup", "--run-dir", str(tmp_path / f"second{here.number}")])
+        assert not (tmp_path / f"first{here.number}").exists()
+        assert not (tmp_path / f"second{here.number}").exists()
         assert interfaces_and_routes(here) == before
         assert here.run(["nft", "-j", "list", "ruleset"]).stdout.count('"table"') == 0
 

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 log = logging.getLogger(__name__)
-logging.getLogger("grpc").setLevel(logging.WARNING)  # on DEBUG it tells of every call which event loop it runs in
 
 TRY_SECONDS = 2.0
 """The deadline of a call to one endpoint."""
