@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dataplane.device.tun import open_tun
-from dataplane.host import ALIAS, Host, HostError, Interface, mark_of
+from dataplane.host import ALIAS, QUEUE_LENGTH, Host, HostError, Interface, mark_of
 from dataplane.host.memory import MemoryHost, Route
 from dataplane.host.netlink import NetlinkHost
 from dataplane.lab import Lab, Namespace, inside
@@ -173,6 +173,7 @@ def test_a_device_is_configured_and_again_without_harm(scene):
         own = [one for one in tun.addresses if not one.ip.is_link_local]
         assert own == [ip_interface("10.1.2.0/32"), ip_interface("fd00:0:0:2::/128")]
         assert (tun.mtu, tun.is_up, tun.alias) == (1450, True, MARK)
+        assert (tun.queue_length, tun.superpacket_limit, tun.accepts_own_source) == (QUEUE_LENGTH, 61000, True)
 
 
 def test_a_device_that_is_not_there_is_named(scene):

@@ -1,15 +1,11 @@
 """What is read of the kernel, against what ``ip`` says of it."""
 
-import errno
 import json
-import socket
-import struct
 from ipaddress import ip_address, ip_interface, ip_network
-from typing import ClassVar
 
 import pytest
 
-from dataplane.host import HostError, reading
+from dataplane.host import reading
 from dataplane.lab import Lab, Namespace, inside
 
 
@@ -110,55 +106,45 @@ def test_routes_of_the_main_table_are_read_whole_and_filtered(namespace):
     assert len(found) <= 600 + 4
 
 
-class Scripted(socket.socket):
-    """Answers each request with the next of `script`, as the kernel might."""
-
-    script: ClassVar[list[bytes]] = []
-    requests = 0
-
-    def sendto(self, *_: object) -> int:
-        Scripted.requests += 1
-        return 0
-
-    def recv(self, *_: object) -> bytes:
-        return Scripted.script.pop(0)
-
-
-DONE = struct.pack("=IHHIIi", 20, 3, 2, 1, 0, 0)
-
-
-def link_message(index: int, flags: int = 2) -> bytes:
-    """A RTM_NEWLINK of a link called lo with an MTU, of a dump (NLM_F_MULTI)."""
-    attributes = struct.pack("=HH3sx", 7, 3, b"lo\0") + struct.pack("=HHI", 8, 4, 1500)
-    body = struct.pack("=BxHiII", 0, 0, index, 0, 0) + attributes
-    return struct.pack("=IHHII", 16 + len(body), 16, flags, 1, 0) + body
+@pytest.mark.netns
+def test_the_tuning_of_links_is_what_ip_and_proc_say(namespace):
+    namespace.ip(
+        "link add eth0 type veth peer name eth1",
+        "tuntap add tun7 mode tun",
+        "link set eth0 txqueuelen 77 gso_max_size 9000",
+        "link set tun7 mtu 68",
+        "link set lo mtu 67",  # too little for IPv4, whose sysctls go (net/ipv4/devinet.c, inetdev_event)
+    )
+    namespace.sysctl({"net/ipv4/conf/eth1/accept_local": "1", "net/ipv4/conf/tun7/src_valid_mark": "1"})
+    shown = {one["ifname"]: one for one in ip_json(namespace, "link")}
+    found = reading.interfaces()
+    assert {one.name for one in found} == {"lo", "eth0", "eth1", "tun7"}
+    for one in found:
+        ip = shown[one.name]
+        assert (one.queue_length, one.superpacket_limit) == (ip.get("txqlen", 0), ip["gso_max_size"])
+    assert {one.name: one.accepts_own_source for one in found if one.accepts_own_source} == {"eth1": True}
+    eth0 = next(one for one in found if one.name == "eth0")
+    assert (eth0.queue_length, eth0.superpacket_limit) == (77, 9000)
 
 
-@pytest.fixture
-def scripted(monkeypatch):
-    monkeypatch.setattr("dataplane.host.reading.socket.socket", Scripted)
-    Scripted.requests = 0
-    return Scripted
-
-
-ADDRESSES = [DONE]
-
-
-def test_an_interrupted_dump_is_made_again(scripted):
-    interrupted = [link_message(1), link_message(3, flags=2 | 0x10), DONE]
-    scripted.script = [*interrupted, *interrupted, link_message(1) + link_message(2), link_message(3) + DONE, *ADDRESSES]
-    assert [one.index for one in reading.interfaces()] == [1, 2, 3]
-    assert (scripted.requests, scripted.script) == (4, [])
-
-
-def test_a_dump_that_is_always_interrupted_is_better_than_none(scripted):
-    scripted.script = [link_message(1, flags=2 | 0x10), DONE] * 5 + ADDRESSES
-    assert [one.index for one in reading.interfaces()] == [1]
-    assert (scripted.requests, scripted.script) == (6, [])
-
-
-@pytest.mark.parametrize("kind", [2, 3])
-def test_what_the_kernel_refuses_is_said(scripted, kind):
-    scripted.script = [struct.pack("=IHHIIi", 20, kind, 0, 1, 0, -errno.EPERM)]
-    with pytest.raises(HostError, match="cannot read the interfaces and routes: Operation not permitted"):
-        reading.interfaces()
+@pytest.mark.netns
+def test_the_link_towards_an_address_is_that_of_its_route(namespace):
+    namespace.ip(
+        "link add eth0 type veth peer name eth1",
+        "link set lo up",
+        "link set eth0 up",
+        "link set eth1 up",
+        "addr add 192.0.2.1/24 dev eth0",
+        "addr add 2001:db8::1/64 dev eth0",
+        "route add 10.9.0.0/16 nexthop via 192.0.2.8 dev eth0 nexthop via 192.0.2.9 dev eth0",
+        "route add unreachable 10.8.0.0/16",
+        "route add prohibit 10.7.0.0/16",
+        "route add blackhole 10.6.0.0/16",
+        "route add blackhole fd06::/48",
+    )
+    (eth0,) = reading.interfaces(["eth0"])
+    expected = {
+        "192.0.2.1": 1, "192.0.2.9": eth0.index, "10.9.9.9": eth0.index, "2001:db8::5": eth0.index,
+        "10.8.0.1": None, "10.7.0.1": None, "10.6.0.1": None, "198.51.100.1": None, "fd06::1": None, "fd99::1": None,
+    }  # fmt: skip
+    assert {one: reading.link_towards(ip_address(one)) for one in expected} == expected

@@ -149,22 +149,48 @@ def test_a_missing_device_cannot_be_mended():
         reconcile(host, WANTED)
 
 
-def test_set_up_sets_also_what_is_as_wanted_already():
-    configured = []
+TUNED = replace(FINE, kind="tun", queue_length=1000, superpacket_limit=61000, accepts_own_source=True)
+UNTUNED = {
+    "queue": ({"queue_length": 500}, "the queue of flannel.1 holds 500 packets, not 1000"),
+    "superpackets": ({"superpacket_limit": 65536}, "superpackets of flannel.1 have up to 65536 bytes, not 61000"),
+    "own source": (
+        {"accepts_own_source": False}, "flannel.1 does not accept its own address as a source (accept_local)"
+    ),
+}  # fmt: skip
 
-    class Recording(MemoryHost):
-        def configure_device(self, *what: object) -> None:
-            configured.append(what)
-            super().configure_device(*what)
 
-    host = Recording([replace(FINE, kind="tun")], [Route(NET, "flannel.1", 241)])
-    assert reconcile(host, WANTED) == []
-    assert configured == []
-    assert set_up(host, WANTED) == []
-    assert configured == [("flannel.1", (OWN,), 1450, 61000)]
+class Recording:
+    """A host, and which of its methods that change something were called."""
+
+    CHANGING = frozenset({"configure_device", "add_route", "remove_route", "remove_device", "remove_ours"})
+
+    def __init__(self, host) -> None:
+        self._host = host
+        self.changes: list[str] = []
+
+    def __getattr__(self, name: str):
+        if name in self.CHANGING:
+            self.changes.append(name)
+        return getattr(self._host, name)
+
+
+def test_set_up_changes_nothing_where_all_is_well():
+    host = Recording(MemoryHost([TUNED], [Route(NET, "flannel.1", 241), Route(NET6, "flannel.1", 241)]))
+    assert [set_up(host, wanted) for wanted in (WANTED, WANTED6, BOTH)] == [[], [], []]
+    assert host.changes == []
     host.table.append(Route(ip_network("10.99.0.0/16"), "flannel.1", 241))
     assert set_up(host, WANTED) == ["the route to 10.99.0.0/16 through flannel.1 is stale"]
-    assert host.routes() == [(NET, "flannel.1")]
+    assert host.routes() == [(NET, "flannel.1"), (NET6, "flannel.1")]
+    assert host.changes == ["configure_device", "remove_route"]
+
+
+@pytest.mark.parametrize(("changes", "said"), UNTUNED.values(), ids=UNTUNED)
+def test_the_tuning_is_set_at_start_and_left_alone_later(changes, said):
+    host = MemoryHost([replace(TUNED, **changes)], [Route(NET, "flannel.1", 241), Route(NET6, "flannel.1", 241)])
+    assert reconcile(host, WANTED) == []
+    assert host.links == [replace(TUNED, **changes)]
+    assert set_up(host, WANTED) == [said]
+    assert host.links == [TUNED]
 
 
 def test_stale_devices_are_removed_unless_a_process_has_them():
@@ -228,6 +254,9 @@ def test_the_kernel_s_state_is_made_as_wanted_and_nothing_else(kernel):
         "flannel.1 lacks the address 10.244.3.0",
         "flannel.1 has the stale address 10.244.7.0",
         "the route to 10.244.0.0/16 is gone",
+        "the queue of flannel.1 holds 500 packets, not 1000",
+        "superpackets of flannel.1 have up to 65536 bytes, not 61000",
+        "flannel.1 does not accept its own address as a source (accept_local)",
     ]
     routes, routes6 = shown(namespace, "route"), shown(namespace, "-6", "route")
     assert routes == [
@@ -295,3 +324,26 @@ def test_a_route_of_another_to_our_network_stays(kernel):
     namespace.ip("route del 10.244.0.0/16 via 192.0.2.9")
     assert "the route to 10.244.0.0/16 is gone" in reconcile(host, WANTED)
     assert (NET, "flannel.1") in host.routes()
+
+
+@pytest.mark.netns
+def test_a_kept_device_is_taken_over_without_a_change(kernel):
+    namespace, netlink = kernel
+    host = Recording(netlink)
+    wants = (replace(WANTED, device="tun3"), replace(WANTED6, device="tun3"))
+    first = open_tun("tun3", 1450)
+    for wanted in wants:
+        assert set_up(host, wanted) != []
+    first.keep()
+    first.close()
+    before = shown(namespace, "-d", "addr", "show", "tun3")
+    assert any("NO-CARRIER" in line for line in before)
+    host.changes.clear()
+    second = open_tun("tun3", 1450)
+    assert [set_up(host, wanted) for wanted in wants] == [[], []]
+    assert host.changes == []
+    namespace.ip("link set tun3 txqueuelen 600")
+    assert reconcile(host, wants[0]) == []
+    assert set_up(host, wants[0]) == ["the queue of tun3 holds 600 packets, not 1000"]
+    assert host.changes == ["configure_device"]
+    second.close()

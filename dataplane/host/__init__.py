@@ -43,7 +43,7 @@ ROUTE_PROTOCOL = 241
 QUEUE_LENGTH = 1000
 """Packets in the device's transmit queue; flannel leaves the TUN driver's 500, which overflows under load."""
 
-_LONGEST_ALIAS = 254  # bytes; one less than the kernel takes (IFALIASZ - 1), which counts the final zero of pyroute2
+_LONGEST_ALIAS = 254  # bytes; one less than the kernel takes (IFALIASZ - 1), which counts the final zero that we send
 
 
 class HostError(Exception):
@@ -76,7 +76,9 @@ class Interface:
     """A network interface. `mtu` in bytes; `kind` as in ``ip -d link`` (empty for hardware); `udp_port` of a VXLAN one.
 
     `is_up` says whether it is switched on, `has_carrier` whether packets can leave: there is a cable, the other end is up,
-    or, of a TUN, a process is attached. An interface that is down has none.
+    or, of a TUN, a process is attached. An interface that is down has none. `queue_length` in packets;
+    `superpacket_limit` as in `Host.configure_device`; `accepts_own_source` says whether IPv4 packets whose source is an
+    address of the host are let in (the sysctl accept_local).
     """
 
     name: str
@@ -88,6 +90,9 @@ class Interface:
     alias: str = ""
     udp_port: int | None = None
     has_carrier: bool = True
+    queue_length: int = 0
+    superpacket_limit: int = 0
+    accepts_own_source: bool = False
 
 
 class Watch(Protocol):
@@ -114,7 +119,8 @@ class Host(Protocol):
         """The name of the interface that packets to `address` leave by; None if there is no route."""
 
     def configure_device(self, name: str, addresses: Sequence[Address], mtu: int, superpacket_limit: int) -> None:
-        """Give the TUN `name` its addresses (as /32 and /128), MTU, queue length and mark, and bring it up.
+        """Give the TUN `name` its addresses (as /32 and /128), MTU, queue length and mark, have it accept its own source,
+        and bring it up.
 
         Of the families in `addresses` it has just these afterwards, and link-local ones, which are not ours; addresses of a
         family that is not among them stay. `superpacket_limit` is how long a packet the kernel may hand over for us to cut

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Interface, IPv6Interface, ip_interface
 from typing import Any
 
-from dataplane.host import ALIAS, ROUTE_PROTOCOL, HostError, Interface, require_mark
+from dataplane.host import ALIAS, QUEUE_LENGTH, ROUTE_PROTOCOL, HostError, Interface, require_mark
 from dataplane.host.watch import Throttle
 from routing.config import Address, Network
 
@@ -67,7 +67,16 @@ class MemoryHost:
         wanted = [ip_interface(address) for address in addresses]
         families = {address.version for address in addresses}
         kept = [own for own in link.addresses if own in wanted or not _is_ours(own, families)]
-        self._replace(link, addresses=tuple(dict.fromkeys((*kept, *wanted))), mtu=mtu, alias=self.mark, is_up=True)
+        self._replace(
+            link,
+            addresses=tuple(dict.fromkeys((*kept, *wanted))),
+            mtu=mtu,
+            alias=self.mark,
+            is_up=True,
+            queue_length=QUEUE_LENGTH,
+            superpacket_limit=superpacket_limit,
+            accepts_own_source=True,
+        )
 
     def add_route(self, network: Network, device: str) -> None:
         """Adds to `table`."""

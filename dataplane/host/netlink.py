@@ -1,47 +1,36 @@
-"""The `Host` of Linux: rtnetlink, sysctls through /proc.
+"""The `Host` of Linux: rtnetlink(7).
 
-Theory of operation: things are set through pyroute2, and read by ``reading``, for speed. Each call that sets something
-opens a netlink socket of its own with a private event loop and closes it again, because pyroute2's synchronous interface
-neither runs inside another loop nor may change threads. That happens at start and where something is mended.
+Theory of operation: what there is comes from ``reading``, what is to be goes out as requests of ``setting``. Each call
+opens a socket of its own (``rtnetlink``) and closes it again, so it may come from any thread, and speaks of the network
+namespace of that thread. That a request finds its work done already is no error: others may be at it as well.
 """
 
-import asyncio
 import contextlib
 import errno
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from ipaddress import ip_interface
-from pathlib import Path
-from typing import Any
-
-from pyroute2 import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
 
 from dataplane.device.tun import is_attached
-from dataplane.host import QUEUE_LENGTH, ROUTE_PROTOCOL, HostError, Interface, Watch, reading, require_mark
+from dataplane.host import QUEUE_LENGTH, ROUTE_PROTOCOL, HostError, Interface, Watch, reading, require_mark, setting
 from dataplane.host.reading import FAMILIES, interface_by_index
+from dataplane.host.rtnetlink import Channel, RefusedError
 from dataplane.host.watch import INTERVAL_SECONDS, NetlinkWatch
 from routing.config import Address, Network
 
 log = logging.getLogger(__name__)
 
-_SCOPE_LINK, _SCOPE_NOWHERE = 253, 255
-
 
 @contextlib.contextmanager
-def _netlink() -> Iterator[Any]:
+def _netlink() -> Iterator[Channel]:
     """A socket. What is refused unexpectedly, such as by a link that has just gone, becomes a HostError."""
-    loop = asyncio.SelectorEventLoop()
     try:
-        with IPRoute(use_event_loop=loop) as netlink:
-            yield netlink
-    except NetlinkError as error:
-        raise HostError(f"cannot set up interfaces and routes: {_strerror(error)}") from error
+        with Channel() as kernel:
+            yield kernel
+    except RefusedError as error:
+        raise HostError(f"cannot set up interfaces and routes: {error.strerror}") from error
     except OSError as error:
-        raise HostError(f"cannot talk to the kernel about interfaces and routes: {error.strerror}") from error
-    finally:
-        loop.run_until_complete(asyncio.sleep(0))  # lets the closed transport say goodbye
-        loop.close()
+        raise HostError(f"cannot talk to the kernel about interfaces and routes: {error.strerror or error}") from error
 
 
 class NetlinkHost:
@@ -64,30 +53,25 @@ class NetlinkHost:
 
     def interface_towards(self, address: Address) -> str | None:
         """By asking the kernel's routing (RTM_GETROUTE)."""
-        with _netlink() as netlink:
-            try:
-                answer = netlink.route("get", dst=str(address))
-            except NetlinkError:
-                return None
-        index = next((route.get_attr("RTA_OIF") for route in answer), None)
+        index = reading.link_towards(address)
         return None if index is None else _link_name(index)
 
     def configure_device(self, name: str, addresses: Sequence[Address], mtu: int, superpacket_limit: int) -> None:
         """By one message per property."""
-        with _netlink() as netlink:
+        with _netlink() as kernel:
             index = self._configurable(name)
             ipv6 = any(address.version == 6 for address in addresses)
             hint = f" (is IPv6 switched off? see net.ipv6.conf.{name}.disable_ipv6)" if ipv6 else ""
             with _explained(f"cannot set up the device {name}{hint}"):
-                netlink.link("set", index=index, mtu=mtu, txqlen=QUEUE_LENGTH, ifalias=self.mark)
+                kernel.ask(setting.properties(index, mtu, QUEUE_LENGTH, self.mark))
                 with _ignored(errno.EOPNOTSUPP):  # a wish: longer superpackets cost a second system call, no more
-                    netlink.link("set", index=index, gso_max_size=superpacket_limit)
+                    kernel.ask(setting.superpackets(index, superpacket_limit))
                 for address in addresses:
                     with _ignored(errno.EEXIST):
-                        netlink.addr("add", index=index, address=str(address), prefixlen=address.max_prefixlen)
-                _remove_other_addresses(netlink, index, addresses)
-                netlink.link("set", index=index, state="up")
-        _accept_own_source(name)
+                        kernel.ask(setting.address(index, address))
+                _remove_other_addresses(kernel, index, addresses)
+                kernel.ask(setting.switched_on(index))
+            _accept_own_source(kernel, index, name)
 
     def _configurable(self, name: str) -> int:
         """The index of the TUN `name`, which is ours, or new. Raises HostError."""
@@ -98,19 +82,19 @@ class NetlinkHost:
 
     def add_route(self, network: Network, device: str) -> None:
         """In the main table, link scope, marked by protocol number."""
-        with _netlink() as netlink, _explained(f"cannot add the route to {network} by {device}"):
+        with _netlink() as kernel, _explained(f"cannot add the route to {network} by {device}"):
             index = _require_link(device).index
-            if not _add_route(netlink, network, index):
-                self._make_way(netlink, network, index)
+            if not _add_route(kernel, network, index):
+                self._make_way(kernel, network, index)
 
-    def _make_way(self, netlink: Any, network: Network, index: int) -> None:
+    def _make_way(self, kernel: Channel, network: Network, index: int) -> None:
         """There is a route to `network` already: let one of ours, from an earlier start, go. Raises HostError."""
         others = {other for one, other in _with_our_protocol() if one == network}
         if index in others:
             return
         for other in others & set(self._names_of_ours(others)):
-            _remove_route(netlink, network, other)
-            if _add_route(netlink, network, index):
+            _remove_route(kernel, network, other)
+            if _add_route(kernel, network, index):
                 return
         raise HostError(
             f"a route to {network} exists that is not ours (see: ip route show {network}); remove it, or use another "
@@ -121,8 +105,8 @@ class NetlinkHost:
         """By network, device and protocol number; whatever its scope."""
         link = next(iter(reading.interfaces([device])), None)
         if link is not None and link.alias == self.mark:
-            with _netlink() as netlink, _explained(f"cannot remove the route to {network}"):
-                _remove_route(netlink, network, link.index)
+            with _netlink() as kernel, _explained(f"cannot remove the route to {network}"):
+                _remove_route(kernel, network, link.index)
 
     def routes(self) -> list[tuple[Network, str]]:
         """Of the main table."""
@@ -157,10 +141,10 @@ class NetlinkHost:
         busy = next((device.name for device in devices if is_attached(device.name)), None)
         if busy is not None:
             raise HostError(f"a process is attached to {busy}: a node is running; stop it first")
-        with _netlink() as netlink:
+        with _netlink() as kernel:
             for device in devices:
                 with _explained(f"cannot remove the device {device.name}"), _ignored(errno.ENODEV):
-                    netlink.link("del", index=device.index)
+                    kernel.ask(setting.no_link(device.index))
 
     def watch(self, changed: Callable[[], None]) -> Watch:
         """By the kernel's multicast groups, of the namespace of the thread that calls this."""
@@ -179,7 +163,7 @@ def _link_name(index: int) -> str | None:
     return None if link is None else link.name
 
 
-def _remove_other_addresses(netlink: Any, index: int, addresses: Sequence[Address]) -> None:
+def _remove_other_addresses(kernel: Channel, index: int, addresses: Sequence[Address]) -> None:
     """Remove what is not in `addresses` of their families; not link-local ones."""
     families = {address.version for address in addresses}
     wanted = {ip_interface(address) for address in addresses}
@@ -187,25 +171,23 @@ def _remove_other_addresses(netlink: Any, index: int, addresses: Sequence[Addres
         own = one.interface
         if own not in wanted and own.version in families and not own.ip.is_link_local:
             with _ignored(errno.EADDRNOTAVAIL):  # a secondary one goes with its primary one
-                netlink.addr("del", index=index, address=str(one.peer), local=str(own.ip), prefixlen=own.network.prefixlen)
+                kernel.ask(setting.no_address(one))
 
 
-def _add_route(netlink: Any, network: Network, index: int) -> bool:
+def _add_route(kernel: Channel, network: Network, index: int) -> bool:
     """False if there is one to `network` already, whoever's."""
-    family = FAMILIES[network.version]
     try:
-        netlink.route("add", dst=str(network), oif=index, proto=ROUTE_PROTOCOL, scope=_SCOPE_LINK, family=family)
-    except NetlinkError as error:
-        if error.code == errno.EEXIST:
+        kernel.ask(setting.route(network, index))
+    except RefusedError as error:
+        if error.errno == errno.EEXIST:
             return False
         raise
     return True
 
 
-def _remove_route(netlink: Any, network: Network, index: int) -> None:
-    family = FAMILIES[network.version]
+def _remove_route(kernel: Channel, network: Network, index: int) -> None:
     with _ignored(errno.ESRCH):
-        netlink.route("del", dst=str(network), oif=index, proto=ROUTE_PROTOCOL, scope=_SCOPE_NOWHERE, family=family)
+        kernel.ask(setting.no_route(network, index))
 
 
 def _with_our_protocol() -> list[tuple[Network, int]]:
@@ -214,17 +196,13 @@ def _with_our_protocol() -> list[tuple[Network, int]]:
     return list(dict.fromkeys((route.network, route.index) for route in found if not route.is_multipath))
 
 
-def _strerror(error: NetlinkError) -> str:
-    return str(error.args[1] if len(error.args) > 1 else error)
-
-
 @contextlib.contextmanager
 def _ignored(code: int) -> Iterator[None]:
-    """Nothing happens on the netlink error `code`: what was asked for is so already."""
+    """Nothing happens on the refusal `code`: what was asked for is so already."""
     try:
         yield
-    except NetlinkError as error:
-        if error.code != code:
+    except RefusedError as error:
+        if error.errno != code:
             raise
 
 
@@ -232,20 +210,20 @@ def _ignored(code: int) -> Iterator[None]:
 def _explained(what: str) -> Iterator[None]:
     try:
         yield
-    except NetlinkError as error:
-        hint = "; run as root or with CAP_NET_ADMIN" if error.code == errno.EPERM else ""
-        raise HostError(f"{what}: {_strerror(error)}{hint}") from error
+    except RefusedError as error:
+        hint = "; run as root or with CAP_NET_ADMIN" if error.errno == errno.EPERM else ""
+        raise HostError(f"{what}: {error.strerror}{hint}") from error
 
 
-def _accept_own_source(name: str) -> None:
+def _accept_own_source(kernel: Channel, index: int, name: str) -> None:
     """Let the host accept our ICMP errors, whose source is the device's own address.
 
     Without it they are martians (net/ipv4/fib_frontend.c, fib_validate_source) and a ping to a subnet without a lease
     hangs. Peers cannot abuse it: the engine refuses inner sources outside their subnets.
     """
-    path = Path(f"/proc/sys/net/ipv4/conf/{name}/accept_local")
     try:
-        if path.read_text(encoding="ascii").strip() != "1":  # it may have become read-only meanwhile
-            path.write_text("1", encoding="ascii")
-    except OSError as error:
-        log.warning("cannot set %s (%s): ICMP errors to this host's pods will not arrive", path, error.strerror)
+        kernel.ask(setting.own_source(index))
+    except RefusedError as error:
+        log.warning(
+            "cannot set accept_local of %s (%s): ICMP errors to this host's pods will not arrive", name, error.strerror
+        )

@@ -5,6 +5,10 @@ compares, and carries out what is missing. It is called at each change that the 
 besides, and most of the time there is nothing to do. The families are independent of each other: a `Wanted` speaks for
 those that its addresses and networks are of, and what the device has of another family stays.
 
+`set_up`, at start, compares more: the device's tuning, which only makes it better or faster. Later it is left to an
+administrator who knows his machine, and to a kernel that does not grant a wish. A device that was kept, and still is as
+wanted, is taken over without a single change.
+
 Stale is what is ours and not wanted: routes with our protocol number through our device, and addresses on it. The device
 belongs to us with all its addresses; routes of others stay, through our device or not.
 """
@@ -12,7 +16,7 @@ belongs to us with all its addresses; routes of others stay, through our device 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dataplane.host import Host, Interface
+from dataplane.host import QUEUE_LENGTH, Host, Interface
 from routing.config import Address, Network
 
 
@@ -20,7 +24,7 @@ from routing.config import Address, Network
 class Wanted:
     """What the TUN `device` is to have: `addresses` (as /32 and /128), and routes to `networks`.
 
-    `mtu` in bytes; `superpacket_limit` as in `Host.configure_device`, which is only set, not compared.
+    `mtu` in bytes; `superpacket_limit` as in `Host.configure_device`.
     """
 
     device: str
@@ -71,20 +75,33 @@ def _stale_routes(wanted: Wanted, routes: Sequence[tuple[Network, str]]) -> list
     return [one for one in through_us if one.version in wanted.families and one not in wanted.networks]
 
 
-def reconcile(host: Host, wanted: Wanted) -> list[str]:
-    """Make the machine as wanted, if it is not; says what was mended. Blocks. Raises HostError, `wanted.device` missing
-    included."""
-    found = differences(wanted, host.interfaces([wanted.device]), host.routes())
+def _untuned(wanted: Wanted, device: Interface) -> list[str]:
+    """What of the device's tuning is not as `Host.configure_device` makes it."""
+    name, found = device.name, []
+    if device.queue_length != QUEUE_LENGTH:
+        found.append(f"the queue of {name} holds {device.queue_length} packets, not {QUEUE_LENGTH}")
+    if device.superpacket_limit != wanted.superpacket_limit:
+        found.append(f"superpackets of {name} have up to {device.superpacket_limit} bytes, not {wanted.superpacket_limit}")
+    if not device.accepts_own_source:
+        found.append(f"{name} does not accept its own address as a source (accept_local)")
+    return found
+
+
+def reconcile(host: Host, wanted: Wanted, *, tune: bool = False) -> list[str]:
+    """Make the machine as wanted, if it is not; says what was mended. With `tune` that the tuning is not as wanted counts,
+    too. Blocks. Raises HostError, `wanted.device` missing included."""
+    interfaces = host.interfaces([wanted.device])
+    found = differences(wanted, interfaces, host.routes())
+    if tune:
+        found += [one for device in interfaces for one in _untuned(wanted, device)]
     if found:
         _carry_out(host, wanted)
     return found
 
 
 def set_up(host: Host, wanted: Wanted) -> list[str]:
-    """As `reconcile`, for a device that was just opened: also what cannot be compared is set. Raises HostError."""
-    found = differences(wanted, host.interfaces([wanted.device]), host.routes())
-    _carry_out(host, wanted)
-    return found
+    """As `reconcile`, for a device that was just opened: its tuning is looked at, too. Raises HostError."""
+    return reconcile(host, wanted, tune=True)
 
 
 def _carry_out(host: Host, wanted: Wanted) -> None:

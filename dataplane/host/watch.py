@@ -7,8 +7,6 @@ daemon may change thousands a second, and only ours and the default routes conce
 
 `Throttle` makes few calls of many changes: the first of a burst is told at once, those that follow once per interval, the
 last one always.
-
-No pyroute2 here: its asynchronous socket does not run on uvloop ("invalid family 16").
 """
 
 import asyncio
