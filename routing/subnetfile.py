@@ -47,6 +47,14 @@ def write(path: Path, content: SubnetFile) -> None:
     write_whole(path, content.render(), mode=0o644)
 
 
+def read_text(path: Path) -> str | None:
+    """What is in the file at `path`; None if there is none. Raises OSError."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return None
+
+
 def read_previous(path: Path) -> Subnets:
     """The subnets that the file at `path` names; None for what is missing, unreadable or nonsense."""
     try:

@@ -20,6 +20,7 @@ from dataplane.control import ControlError, ask
 from dataplane.device import DeviceLostError
 from dataplane.device.memory import MemoryDevice
 from dataplane.host import HostError, Interface, mark_of
+from dataplane.host.external import Choice
 from dataplane.host.firewall.memory import MemoryFirewall
 from dataplane.host.memory import MemoryHost, Route
 from dataplane.node import Node, NodeError, Settings, device_mtu
@@ -396,7 +397,9 @@ async def test_while_the_store_is_away_a_lost_lease_is_asked_for_again_and_again
         monkeypatch.setattr(store, "acquire", failing)
         a.lease_files()[0].unlink()
         world.advance(1)
-        await until(lambda: "no lease at present: no endpoint answers" in a.node.status()["failures"])
+        await until(
+            lambda: "the lease is lost, and none could be taken: no endpoint answers" in a.node.status()["failures"]
+        )
         assert not a.node.is_ready
 
         def is_back() -> bool:
@@ -405,6 +408,59 @@ async def test_while_the_store_is_away_a_lost_lease_is_asked_for_again_and_again
 
         await until(is_back)
         assert a.node.status()["failures"] == []
+
+
+async def test_a_node_without_a_free_subnet_goes_on_trying(tmp_path):
+    world = World(
+        tmp_path, '{"Network":"10.5.0.0/28","SubnetMin":"10.5.0.4","SubnetMax":"10.5.0.4","Backend":{"Type":"vxlan"}}'
+    )
+    async with Machine(world, 1).running() as a:
+        lease, expiry = a.lease_files()
+        expiry.unlink()
+        lease.write_text('{"PublicIP":"192.0.2.99","BackendType":"vxlan","BackendData":{"VtepMAC":"02:00:00:00:00:63"}}')
+
+        def is_told() -> bool:
+            world.advance(1)
+            return any("all subnets of /30" in one for one in a.node.status()["failures"])
+
+        await until(is_told)
+        assert not a.node.is_ready
+        assert [peer["address"] for peer in a.node.status()["peers"]] == ["192.0.2.99"], "peers are followed meanwhile"
+        lease.unlink()
+
+        def is_back() -> bool:
+            world.advance(1)
+            return a.node.is_ready
+
+        await until(is_back)
+        assert a.node.status()["failures"] == []
+
+
+async def test_an_address_that_another_lease_has_does_not_stop_the_renewal(world):
+    async with Machine(world, 1, ipv6=False).running() as a:
+        (world.folder / "store" / "subnets" / "10.244.250.0-24").write_text(
+            '{"PublicIP":"192.0.2.77","BackendType":"vxlan","BackendData":{"VtepMAC":"02:00:00:00:00:4d"}}'
+        )
+        key = a.node.status()["lease"]["key"]
+        a.alter_interface(addresses=(ip_interface("192.0.2.77/24"),))
+        await until(lambda: any("already has the public address" in one for one in a.node.status()["failures"]))
+        before = a.node.status()["lease"]["expiration"]
+        await until(lambda: any(at == world.time + 5 for at, _ in world.sleepers))
+        world.advance(23 * 3600)
+        await until(lambda: a.node.status()["lease"]["expiration"] > before)
+        assert a.node.status()["lease"]["key"] == key
+
+
+async def test_a_wall_clock_that_is_set_back_does_not_put_off_the_renewal(tmp_path):
+    world = World(tmp_path)
+    wall = [0.0]
+    a = Machine(world, 1)
+    a.node._leases._now = a.node._now = lambda: world.time + wall[0]
+    async with a.running():
+        wall[0] = -7200.0
+        await until(lambda: any(at == world.time + 60 for at, _ in world.sleepers))
+        world.advance(23 * 3600)
+        await until(lambda: a.node.status()["lease"]["renewed"] == 1)
 
 
 async def test_a_deleted_device_is_opened_anew(world, caplog):
@@ -429,6 +485,125 @@ async def test_a_deleted_device_is_opened_anew(world, caplog):
         await until(lambda: b.device.delivered == [packet, packet])
         assert a.node.status()["outbound"]["verdicts"]["forwarded"] == 2, "the counters go on"
     assert "the device flannel.1 is gone; opening it anew" in caplog.text
+
+
+async def test_a_device_that_somebody_put_in_the_place_of_ours_is_not_taken(world):
+    async with Machine(world, 1).running() as a:
+        old = a.device
+
+        def gone(batch):
+            raise DeviceLostError("the device flannel.1 is gone")
+
+        old.receive = gone
+        a.host.links = [replace(link, alias="") if link.name == "flannel.1" else link for link in a.host.links]
+        old.inject(b"x")
+        await until(lambda: any("flannel.1 exists already and is not ours" in one for one in a.node.status()["failures"]))
+        assert not a.node.is_ready
+        assert a.device is old
+        a.host.links = [link for link in a.host.links if link.name != "flannel.1"]
+        a.host.notify()
+        await until(lambda: a.device is not old and a.node.is_ready)
+
+
+async def test_a_device_that_vanishes_between_two_looks_at_it_is_opened_anew(world):
+    async with Machine(world, 1).running() as a:
+        old = a.device
+
+        def gone() -> None:
+            raise DeviceLostError("the device flannel.1 is gone")
+
+        old.keep = gone
+        a.host.notify()
+        await until(lambda: a.device is not old and a.device.kept)
+        assert not a.task.done()
+
+
+async def test_our_own_device_is_never_the_underlay(tmp_path):
+    world = World(tmp_path, '{"Network":"192.0.0.0/22","Backend":{"Type":"vxlan"}}')
+    a = Machine(world, 1, ipv6=False, choice=Choice(iface_regex=(r"^192\.0\.",)))
+    async with a.running():
+        assert a.node.status()["external"]["interface"] == "eth0"
+        a.alter_interface(addresses=())
+        await until(lambda: any("no interface matches" in one for one in a.node.status()["failures"]))
+        assert a.node.status()["external"] == {"interface": "eth0", "ipv4": "192.0.2.1", "ipv6": None}
+        assert a.device.mtu == 1450
+
+
+async def test_another_address_beside_ours_moves_nothing(world):
+    async with Machine(world, 1).running() as a:
+        before = a.node.status()["external"]
+        more = (ip_interface("192.0.2.200/24"), ip_interface("2001:db8::200/64"))
+        own = next(link for link in a.host.links if link.name == "eth0").addresses
+        a.alter_interface(addresses=(*more, *own), mtu=1400)
+        await until(lambda: a.device.mtu == 1350)
+        assert a.node.status()["external"] == before
+
+
+async def test_one_family_may_move_while_the_other_is_missing(tmp_path):
+    world = World(tmp_path, DUAL)
+    async with Machine(world, 1).running() as a:
+        a.alter_interface(addresses=(ip_interface("192.0.2.77/24"),))
+        await until(lambda: a.node.status()["external"]["ipv4"] == "192.0.2.77")
+        assert a.node.status()["external"]["ipv6"] == "2001:db8::1"
+        assert any("eth0 has no IPv6 address any more" in one for one in a.node.status()["failures"])
+        a.alter_interface(addresses=(ip_interface("192.0.2.77/24"), ip_interface("2001:db8::77/64")))
+        await until(lambda: a.node.status()["external"]["ipv6"] == "2001:db8::77")
+        await until(lambda: a.node.status()["failures"] == [])
+
+
+async def test_rules_come_back_on_a_host_where_something_changes_all_the_time(world):
+    async with Machine(world, 1, ip_masq=True, resync=5.0).running() as a:
+        (name,) = a.firewall.tables
+        whole = list(a.firewall.tables[name])
+        await until(lambda: any(at == world.time + 5 for at, _ in world.sleepers))
+        a.firewall.tables[name] = []
+        for _ in range(5):
+            world.advance(1)
+            looks = len(world.sleepers)
+            a.host.notify()
+            await until(lambda looks=looks: a.firewall.tables[name] == whole or len(world.sleepers) != looks)
+        await until(lambda: a.firewall.tables[name] == whole)
+
+
+async def test_a_subnet_file_that_is_removed_comes_back_and_one_of_somebody_else_stays(world):
+    async with Machine(world, 1).running() as a:
+        path = a.settings.subnet_file
+        whole = path.read_text()
+        path.unlink()
+        a.host.notify()
+        await until(path.exists)
+        assert path.read_text() == whole
+        path.write_text("FLANNEL_MTU=1\n")
+        a.host.notify()
+        await until(lambda: any("says something else than this node" in one for one in a.node.status()["failures"]))
+        assert path.read_text() == "FLANNEL_MTU=1\n"
+        assert not a.node.is_ready
+        path.unlink()
+        a.host.notify()
+        await until(lambda: a.node.is_ready and path.read_text() == whole)
+
+
+async def test_a_table_of_another_name_is_gone_before_the_note_of_it(world, monkeypatch):
+    a = Machine(world, 1, ip_masq=True, device="x1")
+    async with a.running():
+        (first,) = a.firewall.tables
+    b = Machine(world, 1, ip_masq=True, device="x2")
+    b.host, b.firewall = a.host, MemoryFirewall("unused", a.firewall.tables)
+    b.node._host = a.host
+    b.firewall.trouble = HostError("nft is not installed")
+    with pytest.raises(HostError, match="nft is not installed"):
+        async with b.running():
+            pass
+    assert footprint.read(a.settings.run_dir).firewall == first
+
+
+async def test_a_start_that_fails_leaves_no_device(world):
+    a = Machine(world, 1, ip_masq=True)
+    a.firewall.trouble = HostError("nft is not installed")
+    with pytest.raises(HostError, match="nft is not installed"):
+        async with a.running():
+            pass
+    assert not a.device.kept
 
 
 async def test_what_is_no_lost_device_ends_the_node_with_a_reason(world):

@@ -9,12 +9,12 @@ one only if there is no other for IPv4 and never for IPv6. What is published (`p
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
-from dataplane.host import Host, HostError, Interface
-from routing.config import Address
+from dataplane.host import ALIAS, Host, HostError, Interface
+from routing.config import Address, Network
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,28 @@ class External:
     public_ipv6: IPv6Address | None
 
 
-def choose(host: Host, choice: Choice) -> External:
-    """The external interface. Raises HostError saying what was looked for and what there is."""
-    interfaces = host.interfaces()
+def choose(host: Host, choice: Choice, *, avoid: Collection[Network] = (), current: External | None = None) -> External:
+    """The external interface. Raises HostError saying what was looked for and what there is.
+
+    Devices of this program are no candidates, nor are addresses in the networks `avoid`, the overlay's own: a tunnel
+    must not go through itself. An address of the `current` one that its interface still has stays: another one that was
+    added, such as one that moves between hosts, is no reason to move.
+    """
+    interfaces = [_without(one, avoid) for one in host.interfaces() if not one.alias.startswith(ALIAS)]
     interface, wanted = _find(host, interfaces, choice)
     if not interface.is_up:
         raise HostError(f"the interface {interface.name} is down: bring it up (ip link set {interface.name} up)")
-    ipv4 = wanted if isinstance(wanted, IPv4Address) else _first_ipv4(interface)
-    ipv6 = wanted if isinstance(wanted, IPv6Address) else _first_ipv6(interface)
+    ipv4 = wanted if isinstance(wanted, IPv4Address) else _first_ipv4(interface, current.ipv4 if current else None)
+    ipv6 = wanted if isinstance(wanted, IPv6Address) else _first_ipv6(interface, current.ipv6 if current else None)
     if ipv4 is None and ipv6 is None:
         raise HostError(f"the interface {interface.name} has no address that could be the underlay's")
     return External(interface.name, interface.mtu, ipv4, ipv6, choice.public_ip or ipv4, choice.public_ipv6 or ipv6)
+
+
+def _without(interface: Interface, networks: Collection[Network]) -> Interface:
+    """`interface` without its addresses in `networks`."""
+    kept = tuple(own for own in interface.addresses if not any(own.ip in network for network in networks))
+    return interface if len(kept) == len(interface.addresses) else replace(interface, addresses=kept)
 
 
 def _find(host: Host, interfaces: Sequence[Interface], choice: Choice) -> tuple[Interface, Address | None]:
@@ -98,16 +109,23 @@ def _by_pattern(interfaces: Sequence[Interface], pattern: str) -> tuple[Interfac
 
 
 def _named(interfaces: Sequence[Interface], name: str) -> Interface:
-    return next(one for one in interfaces if one.name == name)
+    found = next((one for one in interfaces if one.name == name), None)
+    if found is None:
+        raise HostError(f"the way out leads through {name}, which is a device of the overlay itself")
+    return found
 
 
-def _first_ipv4(interface: Interface) -> IPv4Address | None:
+def _first_ipv4(interface: Interface, current: IPv4Address | None) -> IPv4Address | None:
     own = [one.ip for one in interface.addresses if isinstance(one.ip, IPv4Address)]
+    if current in own:
+        return current
     return next((ip for ip in own if not ip.is_link_local), own[0] if own else None)
 
 
-def _first_ipv6(interface: Interface) -> IPv6Address | None:
-    own = (one.ip for one in interface.addresses if isinstance(one.ip, IPv6Address))
+def _first_ipv6(interface: Interface, current: IPv6Address | None) -> IPv6Address | None:
+    own = [one.ip for one in interface.addresses if isinstance(one.ip, IPv6Address)]
+    if current in own:
+        return current
     return next((ip for ip in own if not ip.is_link_local), None)
 
 

@@ -14,18 +14,20 @@ order costs a look and no more. A trouble in one part does not keep the others f
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 from dataplane import footprint
-from dataplane.device import Device
+from dataplane.device import Device, DeviceLostError
 from dataplane.device.tun import TunError
-from dataplane.host import Host, HostError
+from dataplane.host import ALIAS, Host, HostError, Interface
 from dataplane.host.external import External, choose
 from dataplane.host.firewall import Firewall, Rules, table_name
 from dataplane.host.reconcile import Wanted, differences, reconcile, remove_stale_devices, set_up
 from dataplane.node.settings import NodeError
 from dataplane.node.state import State, device_mtu
 from dataplane.node.taps import Taps
+from dataplane.node.waiting import first_of
 from dataplane.offload import Offloads
 from dataplane.underlay.udp import UnderlayError
 from encap.overhead import superpacket_limit
@@ -58,6 +60,7 @@ class HostKeeper:
         open_firewall: OpenFirewall | None,
         moved: Callable[[LeaseAttributes], None],
         sleep: Callable[[float], Awaitable[None]],
+        monotonic: Callable[[], float],
     ) -> None:
         self._state = state
         self._host = host
@@ -68,7 +71,9 @@ class HostKeeper:
         self._open_firewall = open_firewall
         self._moved = moved
         self._sleep = sleep
+        self._monotonic = monotonic
         self._changed = asyncio.Event()
+        self._is_device_lost = False
         self._announced: str | None = None
         self._lock = asyncio.Lock()
 
@@ -80,7 +85,6 @@ class HostKeeper:
         footprint.note(state.settings.run_dir, device=state.device_name)
         state.device = self._taps.around_device(self._open_device(state.device_name, state.mtu, state.offloads))
         await self._set_up_families()
-        state.device.keep()
         for name in await asyncio.to_thread(remove_stale_devices, self._host, state.device_name):
             log.warning("removed %s, the device of an earlier start with other options", name)
 
@@ -112,20 +116,16 @@ class HostKeeper:
             return
         settings = self._state.settings
         noted = footprint.read(settings.run_dir)
-        stale = noted.firewall if noted is not None else None
-        if settings.ip_masq or settings.forward_rules:
-            self._firewall = self._open_firewall(self._table)
-            footprint.note(settings.run_dir, firewall=self._table)
-            rules = self._rules()
-            await asyncio.to_thread(self._firewall.apply, rules)
+        wanted = self._table if settings.ip_masq or settings.forward_rules else ""
+        if noted is not None and noted.firewall is not None and noted.firewall != wanted:
+            await asyncio.to_thread(self._open_firewall(noted.firewall).remove)  # before the note of it is replaced
+            log.info("removed the nftables table %s of an earlier start", noted.firewall)
+        footprint.note(settings.run_dir, firewall=wanted)
+        if wanted:
+            self._firewall = self._open_firewall(wanted)
+            await asyncio.to_thread(self._firewall.apply, self._rules())
             for obstacle in await asyncio.to_thread(self._firewall.obstacles):
                 log.warning("%s", obstacle)
-            stale = None if stale == self._table else stale
-        if stale is not None:
-            await asyncio.to_thread(self._open_firewall(stale).remove)
-            log.info("removed the nftables table %s of an earlier start", stale)
-        if self._firewall is None and stale is not None:
-            footprint.note(settings.run_dir, firewall="")
 
     def _rules(self) -> Rules:
         state, settings = self._state, self._state.settings
@@ -184,30 +184,22 @@ class HostKeeper:
     async def keep(self) -> None:
         """Look after the host until cancelled."""
         watch = self._host.watch(self._changed.set)
+        due = self._monotonic() + self._state.settings.resync
         try:
             while True:
-                is_due = await self._wait()
+                await first_of(self._sleep(max(0.0, due - self._monotonic())), self._changed)
+                is_due = self._monotonic() >= due
+                if is_due:
+                    due = self._monotonic() + self._state.settings.resync
                 async with self._lock:
                     await self._look(with_rules=is_due)
         finally:
             watch.close()
 
-    def look_soon(self) -> None:
-        """Something changed that the host does not tell."""
+    def device_lost(self) -> None:
+        """The engine has stopped since its device is gone: open another one soon."""
+        self._is_device_lost = True
         self._changed.set()
-
-    async def _wait(self) -> bool:
-        """For a change, or the next look; says whether it is that."""
-        sleeping = asyncio.ensure_future(self._sleep(self._state.settings.resync))
-        changing = asyncio.ensure_future(self._changed.wait())
-        try:
-            await asyncio.wait((sleeping, changing), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for one in (sleeping, changing):
-                one.cancel()
-            results = await asyncio.gather(sleeping, changing, return_exceptions=True)
-        self._changed.clear()
-        return results[0] is None
 
     async def settle(self) -> None:
         """Bring the host in line at once, after another subnet was taken."""
@@ -219,6 +211,7 @@ class HostKeeper:
         costs a process."""
         for concern, part in (
             ("underlay", self._follow_external),
+            ("MTU", self._follow_mtu),
             ("device", self._keep_device),
             ("firewall", self._keep_rules if with_rules else None),
             ("subnet file", self._keep_announced),
@@ -230,32 +223,47 @@ class HostKeeper:
                 self._state.troubles.note(concern, None)
             except (HostError, TunError, NodeError, UnderlayError, OSError) as error:
                 self._state.troubles.note(concern, str(error))
+            except DeviceLostError:  # between our look and our touch
+                self.device_lost()
 
     async def _follow_external(self) -> None:
-        """Choose again, and take over what is new. The families stay those of the start."""
+        """Choose again, and take over what is new. The families stay those of the start, and each goes its own way."""
         state = self._state
-        external = await asyncio.to_thread(choose, self._host, state.settings.choice)
-        if external == state.external:
-            return
-        families = state.underlay.families
-        addresses = _addresses(external, families)
-        mtu = device_mtu(external.mtu, state.config, state.framing, families)
-        if addresses != _addresses(state.external, families):
-            state.underlay.rebind(addresses)
+        networks = [pool.network for pool in state.config.pools]
+        found = await asyncio.to_thread(choose, self._host, state.settings.choice, avoid=networks, current=state.external)
+        missing = [family for family in state.underlay.families if _address(found, family) is None]
+        if found != state.external:
+            await self._take_over(_with_addresses_of(state.external, found, missing))
+        if missing:
+            names = " and ".join(f"IPv{family}" for family in sorted(missing))
+            raise HostError(f"{found.name} has no {names} address any more")
+
+    async def _take_over(self, external: External) -> None:
+        state = self._state
+        families = sorted(state.underlay.families)
+        before, after = ([_address(one, family) for family in families] for one in (state.external, external))
+        if before != after:
+            state.underlay.rebind([address for address in after if address is not None])
         _log_external(state.external, external, families)
         state.external = external
+        self._moved(state.describe_ourselves())
+
+    async def _follow_mtu(self) -> None:
+        state = self._state
+        mtu = device_mtu(state.external.mtu, state.config, state.framing, state.underlay.families)
         if mtu != state.mtu:
-            log.warning("the MTU of %s is %d now, and so the device's %d", external.name, external.mtu, mtu)
+            log.warning("the MTU of %s is %d now, and so the device's %d", state.external.name, state.external.mtu, mtu)
             state.mtu = mtu
             state.device.mtu = mtu
-        self._moved(state.describe_ourselves())
 
     async def _keep_device(self) -> None:
         """Put our device, its addresses and routes back where somebody took them away: without its route the overlay's
         traffic would leave by the default route, in the clear."""
         state = self._state
-        interfaces, routes = await asyncio.to_thread(lambda: (self._host.interfaces(), self._host.routes()))
-        if not any(interface.name == state.device_name for interface in interfaces):
+        name = state.device_name
+        interfaces, routes = await asyncio.to_thread(lambda: (self._host.interfaces([name]), self._host.routes()))
+        if not interfaces or self._is_device_lost:
+            require_ours(interfaces, self._host.mark)
             self._reopen_device()
         for pool in state.pools:
             wanted = self._wanted(pool.network.version)
@@ -274,6 +282,7 @@ class HostKeeper:
         state.device = self._taps.around_device(self._open_device(state.device_name, state.mtu, state.offloads))
         state.engine.replace_device(state.device)
         state.engine.start()
+        self._is_device_lost = False
 
     async def _keep_rules(self) -> None:
         if self._firewall is None:
@@ -285,9 +294,14 @@ class HostKeeper:
             log.warning("the rules in the table %s were not as wanted; put right", self._table)
 
     async def _keep_announced(self) -> None:
-        if self._announced is not None and self._subnet_file().render() != self._announced:
+        """subnet.env says what is so, unless somebody else has written there what we did not."""
+        path, wanted = self._state.settings.subnet_file, self._subnet_file().render()
+        found = await asyncio.to_thread(subnetfile.read_text, path)
+        if found != wanted:
+            if found not in {None, self._announced}:
+                raise NodeError(f"{path} says something else than this node: remove it, if nobody needs it")
             await self.announce()
-            log.warning("%s was written anew", self._state.settings.subnet_file)
+            log.warning("%s was written anew", path)
         await self._tell_of_bridges()
 
     def report(self) -> dict[str, object]:
@@ -305,21 +319,42 @@ class HostKeeper:
         }
 
 
-def _addresses(external: External, families: frozenset[int]) -> list[Address]:
-    """The address of each family. Raises HostError if one is missing: it may be back in a moment, and until then we have no
-    better one."""
-    found: list[Address] = []
-    for family, address in ((4, external.ipv4), (6, external.ipv6)):
-        if family in families:
-            if address is None:
-                raise HostError(f"{external.name} has no IPv{family} address any more")
-            found.append(address)
-    return found
+def require_ours(interfaces: Sequence[Interface], mark: str) -> None:
+    """That `interfaces`, those of the device's name, are none or ours, whose mark is `mark`. Raises NodeError."""
+    for interface in interfaces:
+        if interface.alias == mark:
+            continue
+        name = interface.name
+        if interface.alias.startswith(ALIAS):
+            raise NodeError(
+                f"{name} belongs to another node of this host, with another run folder ({interface.alias}): choose "
+                "another name with --device, or if that node is no more, remove what it left (pyflannel-dp cleanup "
+                "--run-dir …)"
+            )
+        raise NodeError(
+            f"an interface {name} exists already and is not ours (see: ip -d link show {name}); remove it, or "
+            "choose another name with --device"
+        )
 
 
-def _log_external(before: External, after: External, families: frozenset[int]) -> None:
+def _address(external: External, family: int) -> Address | None:
+    return external.ipv4 if family == 4 else external.ipv6
+
+
+def _with_addresses_of(before: External, external: External, families: Sequence[int]) -> External:
+    """`external`, but with the addresses of `families` as they were: they may be back in a moment, and there are no
+    better."""
+    if 4 in families:
+        external = replace(external, ipv4=before.ipv4, public_ip=before.public_ip)
+    if 6 in families:
+        external = replace(external, ipv6=before.ipv6, public_ipv6=before.public_ipv6)
+    return external
+
+
+def _log_external(before: External, after: External, families: Sequence[int]) -> None:
     if before.name != after.name:
         log.warning("the external interface is %s now, no longer %s", after.name, before.name)
-    for old, new in zip(_addresses(before, families), _addresses(after, families), strict=True):
+    for family in families:
+        old, new = _address(before, family), _address(after, family)
         if old != new:
             log.warning("the address of %s is %s now, no longer %s", after.name, new, old)

@@ -25,9 +25,9 @@ from dataplane.control import ControlServer
 from dataplane.device import DeviceLostError
 from dataplane.device.tun import open_tun
 from dataplane.engine import Engine
-from dataplane.host import ALIAS, Host
+from dataplane.host import Host
 from dataplane.host.external import choose
-from dataplane.node.hosting import HostKeeper, OpenDevice, OpenFirewall
+from dataplane.node.hosting import HostKeeper, OpenDevice, OpenFirewall, require_ours
 from dataplane.node.leases import LeaseKeeper, close
 from dataplane.node.settings import NodeError, Settings
 from dataplane.node.state import State, device_mtu, underlay_addresses
@@ -85,6 +85,7 @@ class Node:
         self._open_firewall = open_firewall
         self._sleep = sleep
         self._now = now
+        self._monotonic = monotonic
         self._rng = rng or random.Random()
         self._check_config = check_config
         self._reports = tuple(reports)
@@ -103,13 +104,14 @@ class Node:
                 starting = asyncio.ensure_future(self._start(undo))
                 leases = await unless_stopped(stop, starting)
                 if leases is not None:
-                    self._state.is_ready = True
+                    self._state.is_serving = True
                     ready()
                     await self._serve(stop, leases)
-            except (UnderlayError, OSError) as error:
+            except (UnderlayError, DeviceLostError, OSError) as error:
                 raise NodeError(str(error)) from error
             finally:
-                self._state.is_ready = False
+                self._state.is_ending = True
+                self._state.is_serving = False
 
     @property
     def is_ready(self) -> bool:
@@ -130,7 +132,7 @@ class Node:
         state.config = await self._patiently(self._store.config)
         self._check_config(state.config)
         state.device_name = self._device_name()
-        await self._require_device_name_free()
+        require_ours(await asyncio.to_thread(self._host.interfaces, [state.device_name]), self._host.mark)
         for warning in state.config.warnings:
             log.warning("%s", warning)
         self._taps.open(undo, state.external.name)
@@ -149,10 +151,12 @@ class Node:
             open_firewall=self._open_firewall,
             moved=self._leases.want,
             sleep=self._sleep,
+            monotonic=self._monotonic,
         )
         await self._start_engine(undo, self._keeper)
         await self._keeper.open_firewall()
         await self._keeper.announce()
+        state.device.keep()  # from here on there is something to come back to
         log.info(
             "ready: %s on %s, MTU %d = %d of %s less the overhead, %d peers",
             state.device.name, state.external.name, state.mtu, state.config.backend.mtu or state.external.mtu,
@@ -208,23 +212,6 @@ class Node:
             raise NodeError(f"{name} is too long for an interface: name the device with --device")
         return name
 
-    async def _require_device_name_free(self) -> None:
-        """We take over a device that carries our mark, and nobody else's."""
-        name = self._state.device_name
-        for interface in await asyncio.to_thread(self._host.interfaces, [name]):
-            if interface.alias == self._host.mark:
-                continue
-            if interface.alias.startswith(ALIAS):
-                raise NodeError(
-                    f"{name} belongs to another node of this host, with another run folder ({interface.alias}): choose "
-                    "another name with --device, or if that node is no more, remove what it left (pyflannel-dp cleanup "
-                    "--run-dir …)"
-                )
-            raise NodeError(
-                f"an interface {name} exists already and is not ours (see: ip -d link show {name}); remove it, or "
-                "choose another name with --device"
-            )
-
     async def _start_engine(self, undo: contextlib.AsyncExitStack, keeper: HostKeeper) -> None:
         state = self._state
         undo.callback(self._close_device)
@@ -264,7 +251,7 @@ class Node:
     def _fail(self, error: Exception) -> None:
         """The engine has stopped. A device that is gone is opened anew; anything else is the end."""
         if isinstance(error, DeviceLostError) and self._keeper is not None:
-            self._keeper.look_soon()
+            self._keeper.device_lost()
         elif self._failure is not None and not self._failure.done():
             self._failure.set_exception(NodeError(str(error) or repr(error)))
 

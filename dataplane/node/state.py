@@ -22,6 +22,8 @@ from routing.route import FRAMING_IP, FRAMING_VXLAN
 from routing.table import Identity, Table
 
 _LONGEST_IP_PACKET = 65535
+_UNREADY = ("device", "firewall", "subnet file")
+"""The concerns without which pods are cut off, or are told something wrong."""
 _FRAMING_OF_BACKEND = {BACKEND_VXLAN: FRAMING_VXLAN, BACKEND_UDP: FRAMING_IP}
 
 
@@ -54,10 +56,18 @@ class State:
         self.unreachable: list[route.Unreachable] = []
         self.family_failures: dict[int, str] = {}
         self.troubles = Troubles()
-        self.is_ready = False
+        self.is_serving = False
+        """Whether the start is over and the stop has not begun."""
+        self.is_ending = False
+        self.has_lease = False
         self.restored = 0
         self.rules_restored = 0
         self.renewed = 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the node carries packets for a lease of its own, with all on the host as that lease wants it."""
+        return self.is_serving and self.has_lease and not any(concern in self.troubles for concern in _UNREADY)
 
     @property
     def framing(self) -> str:
@@ -121,8 +131,9 @@ class State:
 
     def report(self, now: float) -> dict[str, Any]:
         """The parts of `Node.status` that are known so far, at `now` in seconds since the epoch."""
-        if not hasattr(self, "engine"):
-            return {"state": "starting", "ready": False, "failures": self.troubles.report()}
+        if self.is_ending or not hasattr(self, "engine"):
+            state = "stopping" if self.is_ending else "starting"
+            return {"state": state, "ready": False, "failures": self.troubles.report()}
         engine = self.engine
         return {
             "state": "running",

@@ -24,8 +24,8 @@ class Troubles:
             log.error("%s: %s", concern, text)
 
     def report(self) -> list[str]:
-        """The troubles, for status."""
-        return [self._texts[concern] for concern in sorted(self._texts)]
+        """The troubles, for status; from any thread."""
+        return [text for _, text in sorted(self._texts.copy().items())]
 
     def __contains__(self, concern: str) -> bool:
         return concern in self._texts

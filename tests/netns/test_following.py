@@ -51,15 +51,24 @@ def test_an_interface_that_goes_down_and_comes_up(tmp_path):
 def test_an_interface_that_is_made_anew_as_a_vpn_does(tmp_path):
     with cluster(tmp_path, "--network", NETWORK, "--iface", "eth0") as made:
         a, b = made.lab.hosts
-        index = json.loads(a.run(["ip", "-j", "link", "show", "eth0"]).stdout)[0]["ifindex"]
-        a.ip("link set eth0 down", "link set eth0 name away", "addr flush dev away")
+
+        def index() -> int:
+            return json.loads(a.run(["ip", "-j", "link", "show", "eth0"]).stdout)[0]["ifindex"]
+
+        before = index()
+        a.ip("link del eth0")
         until("the trouble to be told", lambda: any("no interface matches eth0" in one for one in troubles(made, a)))
         assert made.status(a)["state"] == "running"
-        a.ip("link set away name eth0", f"addr add {a.ipv4}/24 dev eth0", "link set eth0 up")
+        a.ip("link add filler type bridge")  # takes the number that was freed
+        outer = f"h{a.number}"
+        made.lab.underlay.ip(f"link add {outer} mtu 1420 type veth peer name eth0 mtu 1420 netns {a.name}")
+        made.lab.underlay.ip(f"link set {outer} master br0 up")
+        a.ip(f"addr add {a.ipv4}/24 dev eth0", "link set eth0 up")
         until("the end of it", lambda: troubles(made, a) == [])
-        assert index
+        assert index() != before
         until("packets", lambda: pings(a.pods[0], b.pods[0].ipv4))
         assert pings(b.pods[0], a.pods[0].ipv4)
+        assert "FLANNEL_MTU=1370" in made.subnet_file(a).read_text()
 
 
 def test_an_mtu_that_changes(tmp_path):
@@ -90,6 +99,33 @@ def test_routes_and_addresses_of_ours_come_back_and_those_of_others_stay(tmp_pat
         until("the address", lambda: own in a.run(["ip", "addr", "show", "flannel.1"]).stdout)
         until("the route", lambda: "flannel.1" in pod_route(a, b.pods[0]))
         assert made.status(a)["restored"] >= 4
+
+
+def test_rules_come_back_while_links_come_and_go(tmp_path):
+    with cluster(tmp_path, "--network", NETWORK, "--ip-masq", "--iptables-resync", "1", nodes=1) as made:
+        (a,) = made.lab.hosts
+        table = made.status(a)["firewall"]["table"]
+        a.run(["nft", "flush", "table", "inet", table])
+
+        def is_back() -> bool:
+            a.ip("link add busy type bridge", "link del busy")
+            return "masquerade" in a.run(["nft", "list", "table", "inet", table]).stdout
+
+        until("the rules", is_back)
+
+
+def test_a_device_that_was_replaced_while_the_node_slept_is_not_taken(tmp_path):
+    with cluster(tmp_path, "--network", NETWORK) as made:
+        a, b = made.lab.hosts
+        process = made.processes[a.number]
+        process.send_signal(signal.SIGSTOP)
+        a.ip("link del flannel.1", "tuntap add dev flannel.1 mode tun")
+        process.send_signal(signal.SIGCONT)
+        until("it to be told", lambda: any("flannel.1 exists already and is not ours" in one for one in troubles(made, a)))
+        assert not made.status(a)["ready"]
+        a.ip("link del flannel.1")
+        until("it to be ready", lambda: made.status(a)["ready"])
+        until("packets", lambda: pings(a.pods[0], b.pods[0].ipv4))
 
 
 def test_rules_hide_pods_outside_come_back_when_flushed_and_go_with_cleanup(tmp_path):
