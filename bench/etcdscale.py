@@ -41,6 +41,7 @@ class _Stage:
     def __init__(self, lab: Lab, folder: Path) -> None:
         self.folder = folder
         self.etcd, self.first, self.second, self.sinks = (lab.add_host() for _ in range(4))
+        self.stamp = folder / "stamp"
         self.url = f"http://{self.etcd.ipv4}:2379"
         self.addresses = (self.sinks.ipv4 + 100, self.sinks.ipv4 + 101)
         self.sinks.ip(*(f"addr add {address}/24 dev eth0" for address in self.addresses))
@@ -55,7 +56,7 @@ class _Stage:
 
     def put(self, *arguments: str) -> None:
         """Run this module's `_put` beside etcd."""
-        program = [sys.executable, "-m", "bench.etcdscale", self.url, *arguments]
+        program = [sys.executable, "-m", "bench.etcdscale", self.url, str(self.stamp), *arguments]
         done = self.etcd.run(program)
         if done.returncode:
             raise click.ClickException(f"cannot write into etcd: {done.stderr}")
@@ -92,7 +93,7 @@ class _Stage:
                 _drain(receivers[target])
                 began = time.time()
                 self.put("move", str(self.addresses[target]))
-                arrived, put_at = _first_arrival(receivers[target], began)
+                arrived, put_at = _first_arrival(receivers[target], began, self.stamp)
                 latencies.append(arrived - put_at)
         return latencies
 
@@ -139,21 +140,20 @@ def _drain(receiver: socket.socket) -> None:
         receiver.settimeout(_DEADLINE_SECONDS)
 
 
-def _first_arrival(receiver: socket.socket, began: float) -> tuple[float, float]:
-    """When the first datagram that was sent after `began` arrived, and when the put began, which was later than `began`."""
+def _first_arrival(receiver: socket.socket, began: float, stamp: Path) -> tuple[float, float]:
+    """When the first datagram that was sent after `began` arrived, and when the put began, which was later than `began`:
+    `stamp` has it."""
     while True:
         sent, arrived = float(receiver.recv(2048)[-17:]), time.time()
         if sent >= began:
-            return arrived, float(Path(_stamp_file()).read_text(encoding="ascii"))
+            return arrived, float(stamp.read_text(encoding="ascii"))
 
 
-def _stamp_file() -> str:
-    """Where `_put` notes when it began: the start of its program is not etcd's doing, nor ours."""
-    return str(Path(tempfile.gettempdir()) / "pyflannel-dp-etcdscale-stamp")
+async def _put(url: str, stamp: str, what: str, argument: str) -> None:
+    """Write leases into etcd: ``fill COUNT``, or ``move ADDRESS`` for the one that moves.
 
-
-async def _put(url: str, what: str, argument: str) -> None:
-    """Write leases into etcd: ``fill COUNT``, or ``move ADDRESS`` for the one that moves."""
+    When that began is noted in the file `stamp`: the start of this program is not etcd's doing, nor ours.
+    """
     from routing.stores.etcd import Credentials, parse_endpoints  # noqa: PLC0415 - gRPC is for who measures this
     from routing.stores.etcd.client import Client  # noqa: PLC0415 - as above
     from routing.stores.etcd.keyspace import Keyspace  # noqa: PLC0415 - as above
@@ -173,7 +173,7 @@ async def _put(url: str, what: str, argument: str) -> None:
                 )
             )
     else:
-        Path(_stamp_file()).write_text(f"{time.time():.6f}", encoding="ascii")
+        Path(stamp).write_text(f"{time.time():.6f}", encoding="ascii")
         await keyspace.put(*_lease(_MOVING, IPv4Address(argument)))
     await client.close()
 
@@ -247,4 +247,4 @@ def _say(title: str, seconds: list[float]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_put(*sys.argv[1:4]))
+    asyncio.run(_put(*sys.argv[1:5]))

@@ -3,7 +3,9 @@
 Theory of operation: two hosts on one veth, each with a node. The first node gets SIGTERM, and as soon as its process has
 ended the next one is started, as a service manager does it. A ping from the second host to the first goes on all the time;
 an upgrade's gap is the longest time between two replies from shortly before the signal until shortly after the new node is
-ready. `ip monitor` on the first host counts what became of its link and routes, which are to stay untouched.
+ready, or until the end of that time if none has come by then. Replies have to come after the last upgrade, too: traffic
+that never returns is no result but a failure. `ip monitor` on the first host counts what became of its link and routes,
+which are to stay untouched.
 """
 
 import re
@@ -26,6 +28,7 @@ from dataplane.lab import Lab
 _REPLY = re.compile(r"^\[(\d+\.\d+)\] \d+ bytes from", re.MULTILINE)
 _LOST = re.compile(r"^Deleted .*(flannel|10\.244\.)", re.MULTILINE)
 _MARGIN_SECONDS = 0.1
+_RETURN_SECONDS = 0.5  # what traffic has for its return after the last upgrade
 _DEADLINE_SECONDS = 20.0
 
 
@@ -39,11 +42,20 @@ class Result:
 
 def gap(replies: Sequence[float], since: float, until: float) -> float:
     """The longest time between two of the `replies` in a row, of which the later came after `since` and the earlier before
-    `until`."""
-    return max(
-        (later - earlier for earlier, later in pairwise(replies) if later > since and earlier < until),
-        default=until - since,
-    )
+    `until`. Where there is none before `since`, or none after `until`, these count as if there were one at that moment."""
+    first = [] if replies and replies[0] <= since else [since]
+    last = [] if replies and replies[-1] >= until else [until]
+    times = [*first, *replies, *last]
+    return max(later - earlier for earlier, later in pairwise(times) if later > since and earlier < until)
+
+
+def gaps_of(replies: Sequence[float], windows: Sequence[tuple[float, float]]) -> tuple[float, ...]:
+    """The gap in each of the `windows`. Raises ClickException if traffic has not returned after the last of them."""
+    end = windows[-1][1]
+    if not replies or replies[-1] <= end:
+        last = f"the last one came {end - replies[-1]:.1f} s before that" if replies else "there never was one"
+        raise click.ClickException(f"no reply after the last upgrade ({last}): traffic has not returned")
+    return tuple(gap(replies, *window) for window in windows)
 
 
 def measure(rounds: int) -> Result:
@@ -68,12 +80,13 @@ def measure(rounds: int) -> Result:
                 process = _start(here, there, folder)
                 time.sleep(_MARGIN_SECONDS)
                 windows.append((stopped - _MARGIN_SECONDS, time.time()))
+            time.sleep(_RETURN_SECONDS)
             for one in (pinging, watching):
                 one.send_signal(signal.SIGINT)
                 one.wait(_DEADLINE_SECONDS)
         replies = [float(one) for one in _REPLY.findall((folder / "ping").read_text(encoding="ascii"))]
         deletions = len(_LOST.findall((folder / "events").read_text(encoding="utf-8")))
-    return Result(tuple(gap(replies, *window) for window in windows), deletions)
+    return Result(gaps_of(replies, windows), deletions)
 
 
 def _start(here: End, there: End, folder: Path) -> "subprocess.Popen[str]":

@@ -4,24 +4,28 @@ The lock (``flock`` on ``lock``) is held for the life of the process and freed b
 tells a running node, even one that is stopped or stuck, from the leftovers of a killed one. ``cleanup`` takes it, too.
 
 The socket is a Unix stream socket, one question a connection: the client sends one line of JSON, ``{"command": "status"}``,
-and reads the answer, JSON, until the end of the stream.
+and reads the answer, JSON, until the end of the stream. Whoever asks gets an answer, if only ``{"error": "..."}``.
 """
 
 import asyncio
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
+
+log = logging.getLogger(__name__)
 
 SOCKET_NAME = "control.sock"
 LOCK_NAME = "lock"
 IDENTITY_NAME = "identity"
 _TIMEOUT_SECONDS = 5.0
 _LONGEST_PATH = 107  # sun_path of unix(7), less the final zero
+_STOPPING = b'{"error": "the node is stopping"}'
 
 
 class ControlError(Exception):
@@ -33,21 +37,16 @@ class RunLock:
 
     def __init__(self, run_dir: Path) -> None:
         self.path = run_dir / LOCK_NAME
-        self._file: TextIO | None = None
+        self._descriptor: int | None = None
 
     def take(self) -> None:
         """Raises ControlError if another process holds it, or the folder cannot be used."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self.path, "a+", encoding="ascii")  # noqa: SIM115 - held until `release`
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._file.truncate(0)
-            self._file.write(f"{os.getpid()}\n")
-            self._file.flush()
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            assert self._file is not None
-            self._file.seek(0)
-            holder = self._file.read().strip() or "unknown"
+            holder = self._holder()
             self.release()
             raise ControlError(
                 f"a node is running here (process {holder} holds {self.path}): stop it first, or use another --run-dir"
@@ -55,12 +54,23 @@ class RunLock:
         except OSError as error:
             self.release()
             raise ControlError(f"cannot use the run folder {self.path.parent}: {error.strerror or error}") from None
+        with contextlib.suppress(OSError):  # a full disk: the number is for people, the lock holds without it
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def _holder(self) -> str:
+        """Who holds it, as the file says."""
+        assert self._descriptor is not None
+        try:
+            return os.pread(self._descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
+        except OSError:
+            return "unknown"
 
     def release(self) -> None:
         """Let it go; the file stays, since removing it would let two processes lock two files of one name."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
 def ask(run_dir: Path, command: str) -> dict[str, Any]:
@@ -72,7 +82,10 @@ def ask(run_dir: Path, command: str) -> dict[str, Any]:
             connection.connect(str(path))
             connection.sendall(json.dumps({"command": command}).encode() + b"\n")
             with connection.makefile("rb") as stream:
-                answer = json.loads(stream.read())
+                text = stream.read()
+        if not text:
+            raise ControlError(f"the node on {path} has ended before it answered")
+        answer = json.loads(text)
     except (FileNotFoundError, ConnectionRefusedError):
         raise ControlError(f"no node is running here (nobody answers on {path}; another folder: --run-dir)") from None
     except (OSError, ValueError) as error:
@@ -94,6 +107,7 @@ class ControlServer:
         self._status = status
         self._server: asyncio.Server | None = None
         self._answering: set[asyncio.Task[None]] = set()
+        self._told: str | None = None
 
     async def start(self) -> None:
         """Take the folder. Raises ControlError if another node has it or it cannot be used."""
@@ -124,26 +138,45 @@ class ControlServer:
         task.add_done_callback(self._answering.discard)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        is_answered = False
         try:
             async with asyncio.timeout(_TIMEOUT_SECONDS):
                 line = await reader.readline()
                 # Thousands of peers take longer to put into words than packets should wait.
-                writer.write(await asyncio.to_thread(lambda: json.dumps(self._reply(line)).encode()))
+                answer = await asyncio.to_thread(self._reply, line)
+                is_answered = True
+                writer.write(answer)
                 await writer.drain()
-        except (OSError, TimeoutError, ValueError):
+        except (OSError, TimeoutError, ValueError):  # it is gone, says nothing, or too much
             pass  # the client's loss
+        except asyncio.CancelledError:  # by `close`
+            if not is_answered:
+                writer.write(_STOPPING)
         finally:
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
-    def _reply(self, line: bytes) -> dict[str, Any]:
+    def _reply(self, line: bytes) -> bytes:
         try:
             question = json.loads(line)
             command = question.get("command") if isinstance(question, dict) else None
         except (ValueError, RecursionError):
             command = None
-        return self._status() if command == "status" else {"error": f"not a question: {line[:80]!r}"}
+        if command != "status":
+            return json.dumps({"error": f"not a question: {line[:80]!r}"}).encode()
+        try:
+            return json.dumps(self._status()).encode()
+        except Exception as error:  # a mistake of ours, whichever: who asks is to hear of it, and the log
+            return json.dumps({"error": self._failure(error)}).encode()
+
+    def _failure(self, error: Exception) -> str:
+        """What is said of it; the log has it once, since who asks will ask again."""
+        said = f"the node cannot tell its status: {error!r}"
+        if said != self._told:
+            self._told = said
+            log.error("%s", said, exc_info=error)
+        return said
 
     async def close(self) -> None:
         """Give the socket and the folder back."""

@@ -6,7 +6,7 @@ table are found by their marks; here they are named for whoever removes them, wh
 
 A thing is noted before it is made, so that a node that is killed at any moment leaves nothing that is not noted. For the
 same reason a subnet file that was noted before, and lies where it was with what was noted, is not forgotten when another is
-noted: `Footprint.earlier` keeps it.
+noted: `Footprint.earlier` keeps it. What a cleanup could not remove stays noted for the next one.
 """
 
 import json
@@ -56,8 +56,13 @@ def read(run_dir: Path) -> Footprint | None:
     """What is noted in `run_dir`; None if nothing is, or it cannot be understood. Raises OSError."""
     try:
         return _parse(json.loads((run_dir / STATE_NAME).read_text(encoding="utf-8")))
-    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def is_broken(run_dir: Path) -> bool:
+    """Whether there is a note in `run_dir` that cannot be understood. Raises OSError."""
+    return (run_dir / STATE_NAME).is_file() and read(run_dir) is None
 
 
 def note(
@@ -86,19 +91,33 @@ def note(
     write_whole(run_dir / STATE_NAME, json.dumps(_as_json(made)))
 
 
-def remove(run_dir: Path) -> list[str]:
-    """Remove the noted subnet files that are still as noted, then the note; says what was removed. Raises OSError.
+def remove(
+    run_dir: Path, *, device: str | None = None, firewall: str | None = None, failures: list[str] | None = None
+) -> list[str]:
+    """Remove the noted subnet files that are still as noted, then the note; says what was removed.
 
-    The last step of a cleanup: the note tells what else there is to remove.
+    The last step of a cleanup: the note tells what else there is to remove. A `device` and a `firewall` that could not be
+    removed stay noted, with the files that cannot be. What fails is added to `failures`; without that list it is raised, as
+    OSError.
     """
     state = run_dir / STATE_NAME
+    removed: list[str] = []
+    left: list[WrittenFile] = []
     noted = read(run_dir)
-    removed = []
     for file in noted.files() if noted is not None else ():
-        if file.is_as_written():
-            file.path.unlink()
-            removed.append(str(file.path))
-    if state.is_file():
+        try:
+            if file.is_as_written():
+                file.path.unlink()
+                removed.append(str(file.path))
+        except OSError as error:
+            if failures is None:
+                raise
+            failures.append(f"cannot remove {file.path}: {error.strerror}")
+            left.append(file)
+    kept = Footprint(device, firewall, left[0] if left else None, tuple(left[1:]))
+    if kept != Footprint() and run_dir.is_dir():
+        write_whole(state, json.dumps(_as_json(kept)))
+    elif state.is_file():
         state.unlink()
         removed.append(str(state))
     return removed
@@ -107,7 +126,8 @@ def remove(run_dir: Path) -> list[str]:
 def remove_run_dir(run_dir: Path) -> list[str]:
     """Remove what else is ours in the run folder, and the folder if nothing is left; the caller holds its lock."""
     removed = []
-    half_written = run_dir.glob(f".{STATE_NAME}.*.tmp")  # by a node that was killed meanwhile (routing/durable.py)
+    names = (STATE_NAME, IDENTITY_NAME)
+    half_written = [path for name in names for path in run_dir.glob(f".{name}.*.tmp")]  # by one that was killed meanwhile
     for path in (run_dir / SOCKET_NAME, *half_written, run_dir / IDENTITY_NAME, run_dir / LOCK_NAME):
         if path.exists() or path.is_socket():
             path.unlink()

@@ -43,12 +43,10 @@ class Cluster:
         self.processes: dict[int, subprocess.Popen[str]] = {}
 
     def arguments(self, host: Host) -> list[str]:
-        return [
-            "--store-dir", str(self.folder / "store"),
-            "--run-dir", str(self.run_dir(host)),
-            "--subnet-file", str(self.subnet_file(host)),
-            *self.options,
-        ]  # fmt: skip
+        return ["--store-dir", str(self.folder / "store"), *self.places(host), *self.options]
+
+    def places(self, host: Host) -> list[str]:
+        return ["--run-dir", str(self.run_dir(host)), "--subnet-file", str(self.subnet_file(host))]
 
     def run_dir(self, host: Host) -> Path:
         return self.folder / f"run{host.number}"
@@ -56,22 +54,24 @@ class Cluster:
     def subnet_file(self, host: Host) -> Path:
         return self.folder / f"subnet{host.number}.env"
 
-    def log(self, host: Host) -> str:
+    def log(self, host: Host, begin: int = 0) -> str:
+        """What the nodes of `host` have said, from the byte `begin` on."""
         path = self.folder / f"log{host.number}"
-        return path.read_text() if path.exists() else ""
+        return path.read_bytes()[begin:].decode() if path.exists() else ""
 
     def start(self, host: Host, *options: str, arguments: list[str] | None = None) -> None:
-        """Start the node of `host` and wait until it is ready."""
-        state = self.run_dir(host) / "state.json"
-        state.unlink(missing_ok=True)  # written just before the subnet file
-        self.subnet_file(host).unlink(missing_ok=True)
+        """Start the node of `host` and wait until it is ready. What an earlier start left is there, as on any host."""
+        if arguments is None:
+            is_static = "static" in options  # which has no use for a folder of leases, and refuses it
+            arguments = [*self.places(host), *self.options] if is_static else self.arguments(host)
         with open(self.folder / f"log{host.number}", "a") as log:
-            process = host.popen([*NODE, *(arguments or self.arguments(host)), *options], stdout=log, stderr=log)
+            begin = log.tell()
+            process = host.popen([*NODE, *arguments, *options], stdout=log, stderr=log)
         self.processes[host.number] = process
 
         def ready() -> bool:
             assert process.poll() is None, self.log(host)
-            return self.subnet_file(host).exists()
+            return "ready: " in self.log(host, begin)
 
         until(f"the node on host {host.number}", ready)
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from base64 import b64decode
 
+import click
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
@@ -20,6 +21,7 @@ from bench.profile import table as profile_table
 from bench.profiled_node import STAGES, Stopwatch
 from bench.soak import Sample, counters, judge, memory_growth
 from bench.throughput import contenders, page, report
+from bench.upgrade import gap, gaps_of
 
 ROUNDS = {
     "kernel VXLAN": {
@@ -400,3 +402,37 @@ def test_benchmarks_that_are_not_installed_are_told_in_one_line(capsys, monkeypa
     said = capsys.readouterr().err
     assert "pip install 'pyflannel-dp[bench]'" in said
     assert said.count("\n") == 1
+
+
+class TestUpgradeGap:
+    @pytest.mark.parametrize(
+        ("replies", "longest"),
+        [
+            ([9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21], 1),
+            ([9, 10, 11, 15, 16, 20, 21], 4),
+            ([9, 19, 21], 10),
+            ([8, 12, 20], 8),
+            ([1, 11, 20], 10),  # a gap that began before
+            ([10, 18, 29], 11),  # one that ended later
+            ([9, 30], 21),
+            ([9, 11, 12], 8),  # traffic never returned
+            ([9], 11),
+            ([25, 26], 15),  # nor was there any before
+            ([], 10),
+            ([1, 2, 9, 10, 15, 20, 90], 5),  # what is before and behind does not count
+        ],
+    )
+    def test_the_longest_time_without_a_reply_from_10_to_20(self, replies, longest):
+        assert gap(replies, 10, 20) == longest
+
+    def test_each_upgrade_has_its_own(self):
+        assert gaps_of([0, 1, 4, 5, 10, 11, 12, 13], [(0.5, 5), (9.5, 12.5)]) == (3, 5)
+
+    @pytest.mark.parametrize(
+        ("replies", "said"),
+        [([], "there never was one"), ([0, 1, 2.5], "came 2.5 s before"), ([0, 5], "came 0.0 s before")],
+    )
+    def test_traffic_that_never_returns_is_no_result(self, replies, said):
+        with pytest.raises(click.ClickException, match="traffic has not returned") as caught:
+            gaps_of(replies, [(0, 1), (1, 5)])
+        assert said in caught.value.message

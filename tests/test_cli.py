@@ -1,13 +1,21 @@
 """The command line: spellings, the environment, and what is said about nonsense (exit code 2) and failure (1)."""
 
+import contextlib
+import errno
 import json
+import os
 import re
+import signal
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from dataplane.cli import cli, commands, main, service
+from dataplane.cli import cli, commands, main, service, stores
 from dataplane.cli.spelling import normalize
+from dataplane.cli.stores import identity_of
 
 STATIC = ["--store", "static", "--network", "10.244.0.0/16", "--subnet", "10.244.1.0/24"]
 
@@ -104,10 +112,82 @@ def test_an_environment_variable_of_flanneld_that_means_nothing_here_is_warned_a
     assert "FLANNELD_IFACE" not in caplog.text
 
 
+def test_warnings_of_the_command_line_come_when_the_log_is_set_up(started, monkeypatch, caplog):
+    """Before, they would not be in the form that --log-json and the journal want."""
+    said_before = []
+    monkeypatch.setattr(service.logs, "configure", lambda *_: said_before.extend(caplog.records))
+    monkeypatch.setenv("FLANNELD_KUBE_SUBNET_MGR", "true")
+    monkeypatch.setenv("FLANNELD_ETCD_CAFILE", "/ca.pem")
+    run(*STATIC)
+    assert said_before == []
+    assert [record.message.split()[0] for record in caplog.records] == ["FLANNELD_KUBE_SUBNET_MGR", "FLANNELD_ETCD_CAFILE"]
+
+
+ETCD_OPTIONS = ("endpoints", "prefix", "cafile", "certfile", "keyfile", "username", "password")
+STORE_DIR = ["--store-dir", "/x"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        *(
+            ([*STATIC, f"--etcd-{name}", "http://x:1"], [f"--etcd-{name} goes with --store etcd; this is --store static"])
+            for name in ETCD_OPTIONS
+        ),
+        (["--etcd-cafile", "X", "--etcd-prefix", "/x"], ["--etcd-prefix goes with --store etcd", "neither --store nor"]),
+        (["--store", "local", "--etcd-password", "secret"], ["--etcd-password goes with --store etcd", "--store local"]),
+        ([*STATIC, *STORE_DIR], ["--store-dir goes with --store local; this is --store static"]),
+        (["--store", "etcd", *STORE_DIR], ["--store-dir goes with --store local; this is --store etcd"]),
+        (["--etcd-endpoints", "x:1", *STORE_DIR], ["--store-dir goes with --store local", "there are --etcd-endpoints"]),
+        (["leases", "list", "--etcd-cafile", "X"], ["--etcd-cafile goes with --store etcd"]),
+        (["leases", "config", "--etcd-endpoints", "x:1", *STORE_DIR], ["--store-dir goes with --store local"]),
+    ],
+)
+def test_options_of_another_store_are_refused(started, arguments, parts, capsys):
+    run(*arguments, code=2)
+    said = capsys.readouterr().err
+    for part in parts:
+        assert part in said
+    assert "secret" not in said
+    assert started == {}
+
+
+def test_variables_of_another_store_are_warned_about_and_ignored(started, monkeypatch, caplog):
+    monkeypatch.setenv("FLANNELD_STORE_DIR", "/x")
+    monkeypatch.setenv("FLANNELD_ETCD_ENDPOINTS", "http://x:1")
+    monkeypatch.setenv("FLANNELD_ETCD_PASSWORD", "secret")
+    run(*STATIC)
+    assert type(started["store"]).__name__ == "StaticStore"
+    assert [record.message for record in caplog.records] == [
+        f"{name} is set, but {option} goes with --store {store}; this is --store static: it is ignored"
+        for name, option, store in (
+            ("FLANNELD_STORE_DIR", "--store-dir", "local"),
+            ("FLANNELD_ETCD_ENDPOINTS", "--etcd-endpoints", "etcd"),
+            ("FLANNELD_ETCD_PASSWORD", "--etcd-password", "etcd"),
+        )
+    ]
+
+
+def test_variables_of_the_store_that_is_used_are_not_warned_about(started, monkeypatch, caplog, tmp_path):
+    monkeypatch.setenv("FLANNELD_STORE_DIR", str(tmp_path))
+    run("--network", "10.244.0.0/16")
+    assert caplog.text == ""
+    assert (tmp_path / "config").exists()
+
+
+def test_the_operators_commands_warn_too(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("FLANNELD_ETCD_CAFILE", "/ca.pem")
+    run("leases", "list", "--store-dir", str(tmp_path))
+    assert "warning: FLANNELD_ETCD_CAFILE is set, but --etcd-cafile goes with --store etcd" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
         (["--backend", "vxlan"], ["'vxlan' is not", "udp"]),
+        (["leases", "list", "--store", "etcd", "--etcd-prefix", ""], ["--etcd-prefix: '' is no prefix of keys"]),
+        (["leases", "list", "--store", "etcd", "--etcd-prefix", "/"], ["--etcd-prefix: '/' is no prefix of keys"]),
+        (["leases", "list", "--etcd-endpoints", ""], ["--etcd-endpoints: '' names no endpoint"]),
         (["--nonsense"], ["No such option", "--nonsense"]),
         (["--network", "10.244.0.1/16"], ["--network", "has host bits set"]),
         (["--network", "fd00::/48"], ["--network"]),
@@ -168,6 +248,17 @@ def test_failures_are_one_line_and_exit_with_1(arguments, parts, capsys):
         assert part in said
     assert said.startswith("pyflannel-dp: ")
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["http://user:secret@host:2379", "user:sec,secret@host:2379", "ftp://user:secret@host", "user:secret@host"]
+)
+def test_a_password_in_an_endpoint_is_refused_and_not_told(endpoint, capsys):
+    run("leases", "list", "--etcd-endpoints", endpoint, code=2)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "a user and password do not go into an endpoint, but into --etcd-username and --etcd-password" in said
+    assert "secret" not in said
+    assert "sec," not in said
 
 
 def store_with(tmp_path: Path, config: dict) -> list[str]:
@@ -245,6 +336,15 @@ def test_an_unwritable_standard_output_is_a_failure_and_no_traceback(monkeypatch
     assert "No space left" in capsys.readouterr().err
 
 
+def test_an_error_of_a_file_names_it(monkeypatch, capsys):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device", "/x/config")
+
+    monkeypatch.setattr(commands, "ask", fail)
+    run("status", code=1)
+    assert capsys.readouterr().err == "pyflannel-dp: /x/config: No space left on device\n"
+
+
 def _full_disk(echo):
     def refuse(text, err=False):
         if err:
@@ -267,3 +367,70 @@ def test_help_explains_every_option(capsys):
         assert getattr(option, "help", "x") != ""
     for command in ("status", "cleanup", "leases", "demo"):
         assert command in said
+
+
+class TestIdentity:
+    def test_it_stays(self, tmp_path):
+        made = identity_of(tmp_path / "run")
+        assert re.fullmatch(r"\S+-[0-9a-f]{16}", made)
+        assert identity_of(tmp_path / "run") == made
+        assert (tmp_path / "run" / "identity").read_text() == f"{made}\n"
+        assert identity_of(tmp_path / "other") != made
+
+    @pytest.mark.parametrize("content", [b"\xff\xfe", "knöten-1".encode(), b"", b"\n", b"a\x00b"])
+    def test_a_broken_one_is_made_anew(self, tmp_path, content, caplog):
+        (tmp_path / "identity").write_bytes(content)
+        made = identity_of(tmp_path)
+        assert re.fullmatch(r"\S+-[0-9a-f]{16}", made)
+        assert identity_of(tmp_path) == made
+        assert [record.message for record in caplog.records] == [
+            f"{tmp_path}/identity holds no identity of a node: made another one"
+        ]
+
+    @pytest.mark.parametrize("content", [None, b"", b"\xff"])
+    def test_starts_at_one_time_agree(self, tmp_path, monkeypatch, content):
+        """The first waits for the others where it has none yet; locked out, they never get there."""
+        if content is not None:
+            (tmp_path / "identity").write_bytes(content)
+        together, urandom = threading.Barrier(3), os.urandom
+
+        def wait_and_draw(count: int) -> bytes:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                together.wait(0.2)
+            return urandom(count)
+
+        monkeypatch.setattr(stores.os, "urandom", wait_and_draw)
+        with ThreadPoolExecutor(3) as threads:
+            made = set(threads.map(identity_of, [tmp_path] * 3))
+        assert len(made) == 1
+        assert (tmp_path / "identity").read_text() == f"{made.pop()}\n"
+        assert [path.name for path in tmp_path.iterdir()] == ["identity"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_systemd_hears_of_the_stop_when_it_begins(started, monkeypatch, tmp_path, number):
+    """Not when everything is undone, which may take a while: it is told while the node still runs, and once."""
+    heard = []
+
+    class StoppedNode(service.Node):
+        def summary(self) -> str:
+            return "all is well"
+
+        async def run(self, stop, ready):
+            ready()
+            for _ in range(2):
+                os.kill(os.getpid(), number)
+            await stop.wait()
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    heard.append(end.recv(100).decode().split("\n")[0])
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
+        end.bind(str(tmp_path / "notify"))
+        end.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        monkeypatch.setattr(service, "Node", lambda *args, **options: StoppedNode.__new__(StoppedNode))
+        run(*STATIC)
+        assert heard == ["READY=1", "STOPPING=1"]
+        with pytest.raises(BlockingIOError):
+            end.recv(100)

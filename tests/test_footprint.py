@@ -53,6 +53,7 @@ def test_a_note_of_an_older_version_is_understood(run_dir):
 
 
 NONSENSE = [
+    "[" * 100_000,
     "",
     "{",
     "[]",
@@ -73,8 +74,10 @@ def test_nonsense_is_no_note_and_is_removed_and_written_over(run_dir, text):
     state = run_dir / "state.json"
     state.write_bytes(text.encode(errors="surrogateescape"))
     assert footprint.read(run_dir) is None
+    assert footprint.is_broken(run_dir)
     footprint.note(run_dir, device="flannel.1")
     assert footprint.read(run_dir) == Footprint("flannel.1")
+    assert not footprint.is_broken(run_dir)
     state.write_bytes(text.encode(errors="surrogateescape"))
     assert footprint.remove(run_dir) == [str(state)]
 
@@ -113,10 +116,21 @@ def test_what_is_there_no_more_is_forgotten(run_dir):
     assert footprint.read(run_dir) == Footprint(subnet_file=WrittenFile(subnet_file, "A=9\n"))
 
 
+def test_what_cannot_be_removed_stays_noted(run_dir):
+    subnet_file = run_dir.parent / "subnet.env"
+    footprint.note(run_dir, subnet_file, "A=1\n", device="flannel.1", firewall="pyflannel-dp")
+    subnet_file.write_text("A=1\n")
+    assert footprint.remove(run_dir, firewall="pyflannel-dp") == [str(subnet_file)]
+    assert footprint.read(run_dir) == Footprint(firewall="pyflannel-dp")
+    assert footprint.remove(run_dir) == [str(run_dir / "state.json")]
+
+
 def test_the_run_folder_goes_with_what_a_killed_writer_left(run_dir):
-    (run_dir / ".state.json.abc123.tmp").write_text("{")
+    left = [run_dir / ".state.json.abc123.tmp", run_dir / ".identity.abc123.tmp"]
+    for path in left:
+        path.write_text("{")
     (run_dir / "lock").touch()
-    assert footprint.remove_run_dir(run_dir) == [str(run_dir / ".state.json.abc123.tmp")]
+    assert footprint.remove_run_dir(run_dir) == [str(path) for path in left]
     assert not run_dir.exists()
 
 

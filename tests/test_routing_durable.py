@@ -66,6 +66,40 @@ def test_a_failing_write_leaves_all_as_it_was(tmp_path, monkeypatch, call, exist
     assert content(tmp_path) == before
 
 
+@pytest.mark.parametrize("call", ["fsync", "fchmod", "replace"])
+def test_an_error_names_the_file_and_reads_the_same_each_time(tmp_path, monkeypatch, call):
+    """The temporary file has another name each time, and would make each of them news."""
+
+    def fail(*args):
+        raise OSError(errno.ENOSPC, "No space left on device", *(str(one) for one in args if isinstance(one, str)))
+
+    monkeypatch.setattr(os, call, fail)
+    path = tmp_path / "file"
+    said = set()
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space left") as caught:
+            write_whole(path, "new")
+        said.add(str(caught.value))
+    assert said == {f"[Errno 28] No space left on device: '{path}'"}
+
+
+def test_an_error_in_making_the_temporary_file_names_the_file(tmp_path):
+    path = tmp_path / "missing" / "file"
+    with pytest.raises(FileNotFoundError) as caught:
+        write_whole(path, "x")
+    assert caught.value.filename == str(path)
+
+
+def test_a_folder_that_cannot_be_flushed_is_named(tmp_path, monkeypatch):
+    def fail(descriptor):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="Input/output") as caught:
+        sync_folder(tmp_path)
+    assert caught.value.filename == str(tmp_path)
+
+
 def test_text_that_cannot_be_written_leaves_all_as_it_was(tmp_path):
     (tmp_path / "file").write_text("old")
     with pytest.raises(UnicodeEncodeError):

@@ -85,7 +85,7 @@ def test_targets_are_what_grpc_wants():
         ("unix:///run/etcd.sock", "unix"),
         ("http://2001:db8::1:2379", "brackets"),
         ("http://[2001:db8::zz]:2379", "IPv6"),
-        ("http://user:secret@10.0.0.1:2379", "user:secret@10.0.0.1"),
+        ("http://user:secret@10.0.0.1:2379", "--etcd-username and --etcd-password"),
         ("http://a b:2379", "a b"),
         ("http://:2379", "''"),
         ("10.0.0.1:2379;10.0.0.2:2379", "10.0.0.1:2379;10.0.0.2"),

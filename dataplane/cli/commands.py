@@ -1,7 +1,6 @@
 """The commands, and how failures are told."""
 
 import json
-import logging
 import os
 import sys
 from collections.abc import Callable
@@ -10,7 +9,6 @@ from typing import Any, TypeVar
 
 import click
 
-from dataplane import footprint
 from dataplane.cli import parameters, spelling
 from dataplane.cli.leases import leases
 from dataplane.cli.options import DEFAULT_RUN_DIR, Options
@@ -28,8 +26,6 @@ from routing.allocator import NoFreeSubnetError
 from routing.config import ConfigError
 from routing.route import FRAMING_IP, FRAMING_VXLAN
 from routing.stores import LEASE_SECONDS, StoreError
-
-log = logging.getLogger(__name__)
 
 _ENVIRONMENT = "FLANNELD"
 _FAILURES = (NodeError, StoreError, ConfigError, HostError, TunError, ControlError, NoFreeSubnetError)
@@ -222,8 +218,7 @@ def cli(ctx: click.Context, /, **options: Any) -> None:
         from dataplane.cli import service  # noqa: PLC0415 - the other commands do without
 
         store = StoreChoice.take(options)
-        _warn_of_unknown_environment()
-        service.run(Options(store=store, **options))
+        service.run(Options(store=store, **options), [*_unknown_environment(), *store.ignored_variables()])
 
 
 def _refuse_options_before_a_command(ctx: click.Context) -> None:
@@ -252,32 +247,23 @@ def cleanup(run_dir: Path) -> None:
 
     The lease stays in the store, where it ends by itself.
     """
-    lock = RunLock(run_dir) if run_dir.is_dir() else None
+    from dataplane.cli.cleanup import Cleanup  # noqa: PLC0415 - only this command and the node need the kernel
+    from dataplane.host import mark_of  # noqa: PLC0415 - as above
+    from dataplane.host.firewall import NftFirewall  # noqa: PLC0415 - as above
+    from dataplane.host.netlink import NetlinkHost  # noqa: PLC0415 - as above
+
+    lock = RunLock(run_dir)
+    if run_dir.is_dir():
+        lock.take()
     try:
-        if lock is not None:
-            lock.take()
-        removed = _remove_traces(run_dir)
-        if lock is not None:
-            removed += footprint.remove_run_dir(run_dir)
-    except OSError as error:
-        raise NodeError(f"cannot clean up: {error}") from None
+        work = Cleanup(run_dir, NetlinkHost(mark_of(run_dir)), NftFirewall)
+        work.run()
     finally:
-        if lock is not None:
-            lock.release()
-    click.echo("\n".join(f"removed {one}" for one in removed) or "nothing of ours is here")
-
-
-def _remove_traces(run_dir: Path) -> list[str]:
-    """Device, routes, rules, subnet file of the node of `run_dir`; says what was removed."""
-    from dataplane.host import mark_of  # noqa: PLC0415 - as below
-    from dataplane.host.firewall import NftFirewall  # noqa: PLC0415 - as below
-    from dataplane.host.netlink import NetlinkHost  # noqa: PLC0415 - only this command and the node need it
-
-    noted = footprint.read(run_dir)
-    removed = []
-    if noted is not None and noted.firewall is not None and NftFirewall(noted.firewall).remove():
-        removed.append(f"nftables table {noted.firewall}")
-    return removed + NetlinkHost(mark_of(run_dir)).remove_ours() + footprint.remove(run_dir)
+        lock.release()
+    if work.removed or not work.failures:
+        click.echo("\n".join(f"removed {one}" for one in work.removed) or "nothing of ours is here")
+    if work.failures:
+        raise NodeError(f"not everything was removed: {'; '.join(work.failures)}")
 
 
 @cli.command()
@@ -340,12 +326,11 @@ def replay(arguments: tuple[str, ...]) -> None:
 cli.add_command(leases)
 
 
-def _warn_of_unknown_environment() -> None:
-    """Flanneld's variables that mean nothing here would otherwise be lost in silence."""
+def _unknown_environment() -> list[str]:
+    """Flanneld's variables that mean nothing here, as warnings: they would be lost in silence otherwise."""
     known = {f"{_ENVIRONMENT}_{option.name.upper()}" for option in cli.params if option.name}
-    for name in sorted(os.environ):
-        if name.startswith(f"{_ENVIRONMENT}_") and name not in known:
-            log.warning("%s is set, but is not an option here; it is ignored", name)
+    unknown = sorted(name for name in os.environ if name.startswith(f"{_ENVIRONMENT}_") and name not in known)
+    return [f"{name} is set, but is not an option here; it is ignored" for name in unknown]
 
 
 def _spellings() -> tuple[set[str], dict[str, str | None]]:
@@ -369,6 +354,7 @@ def main(arguments: list[str] | None = None) -> None:
     except _FAILURES as error:
         click.echo(f"pyflannel-dp: {error}", err=True)
         sys.exit(1)
-    except OSError as error:  # of standard output: a full disk, a closed pipe
-        click.echo(f"pyflannel-dp: {error}", err=True)
+    except OSError as error:  # of standard output: a full disk, a closed pipe; or of a file, which it names then
+        place = f"{error.filename}: " if error.filename is not None else ""
+        click.echo(f"pyflannel-dp: {place}{error.strerror or error}", err=True)
         sys.exit(1)

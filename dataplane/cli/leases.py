@@ -38,7 +38,7 @@ def leases() -> None:
 @_STORE
 def list_(as_json: bool, **options: Any) -> None:
     """All leases: subnets, the address of the node, when they end."""
-    found = _ask(StoreChoice.take(options), lambda registry: registry.list_leases())
+    found = _ask(_take(options), lambda registry: registry.list_leases())
     if as_json:
         click.echo(json.dumps([_plain(lease) for lease in found], indent=2))
         return
@@ -75,7 +75,7 @@ def reserve(
             attributes = _attributes(public_ip, public_ipv6, vtep_mac, config.backend.type, config.backend.vni)
         return await registry.reserve(pair, attributes)
 
-    _tell("reserved", _ask(StoreChoice.take(options), act), as_json=as_json)
+    _tell("reserved", _ask(_take(options), act), as_json=as_json)
 
 
 @leases.command()
@@ -93,7 +93,7 @@ def release(subnets: tuple[Network, ...], force: bool, as_json: bool, **options:
             raise StoreError(f"{found[0].key} is no reservation but a lease {_date(found[0])}: --force removes it")
         return await registry.remove(pair)
 
-    _tell("released", _ask(StoreChoice.take(options), act), as_json=as_json)
+    _tell("released", _ask(_take(options), act), as_json=as_json)
 
 
 @leases.command()
@@ -108,7 +108,7 @@ def release(subnets: tuple[Network, ...], force: bool, as_json: bool, **options:
 @_STORE
 def config(file: Path | None, as_json: bool, **options: Any) -> None:
     """Show the network configuration as it is understood, or set it with --set."""
-    choice = StoreChoice.take(options)
+    choice = _take(options)
     if file is not None:
         text = _read(file)
         _ask(choice, lambda registry: registry.write_config(text))
@@ -125,6 +125,14 @@ def config(file: Path | None, as_json: bool, **options: Any) -> None:
     vni = f", VNI {backend.vni}" if backend.type == BACKEND_VXLAN else ""
     mtu = f", MTU of the underlay {backend.mtu}" if backend.mtu else ""
     click.echo(f"backend   {backend.type}{vni}, UDP port {backend.port}{mtu}")
+
+
+def _take(options: dict[str, Any]) -> StoreChoice:
+    """The store's part of `options`; warns of variables that are about another store."""
+    choice = StoreChoice.take(options)
+    for warning in choice.ignored_variables():
+        click.echo(f"warning: {warning}", err=True)
+    return choice
 
 
 def _read(file: Path) -> str:

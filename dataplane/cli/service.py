@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from dataplane import logs, privileges, systemd
@@ -24,9 +24,14 @@ from routing.stores import SubnetStore
 log = logging.getLogger(__name__)
 
 
-def run(options: Options) -> None:
-    """Run the node that `options` describe until a signal ends it. Raises what makes it fail."""
+def run(options: Options, warnings: Sequence[str] = ()) -> None:
+    """Run the node that `options` describe until a signal ends it; the log begins with `warnings`.
+
+    Raises what makes it fail.
+    """
     logs.configure(options.v, options.log_json)
+    for warning in warnings:
+        log.warning("%s", warning)
     if options.drop_capabilities:
         _drop_privileges(options)
     _run_loop(_serve(options))
@@ -62,19 +67,32 @@ def _run_loop(main: Coroutine[Any, Any, None]) -> None:
 
 
 async def _serve(options: Options) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    notifier = systemd.Notifier.from_environment()
+    stop = _stop_on_signals(notifier)
     settings = options.settings()
     host = NetlinkHost(mark_of(settings.run_dir))
     await asyncio.to_thread(choose, host, settings.choice)  # before anything is written for others to read
     store = await unless_stopped(stop, asyncio.ensure_future(_open_store(options)))
     if store is not None:
         try:
-            await _run_node(options, store, host, stop)
+            await _run_node(options, store, host, stop, notifier)
         finally:
             await store.close()
     log.info("stopped")
+
+
+def _stop_on_signals(notifier: systemd.Notifier) -> asyncio.Event:
+    """What is set by the first signal that ends us; systemd is told at once, since undoing everything takes its time."""
+    stop = asyncio.Event()
+
+    def end() -> None:
+        if not stop.is_set():
+            stop.set()
+            notifier.stopping()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, end)
+    return stop
 
 
 async def _open_store(options: Options) -> SubnetStore:
@@ -87,7 +105,9 @@ async def _open_store(options: Options) -> SubnetStore:
     return await options.open_store(identity)
 
 
-async def _run_node(options: Options, store: SubnetStore, host: NetlinkHost, stop: asyncio.Event) -> None:
+async def _run_node(
+    options: Options, store: SubnetStore, host: NetlinkHost, stop: asyncio.Event, notifier: systemd.Notifier
+) -> None:
     settings = options.settings()
     monitor = LoopMonitor()
     place = f"{options.store.etcd_prefix}/config in etcd"
@@ -99,14 +119,12 @@ async def _run_node(options: Options, store: SubnetStore, host: NetlinkHost, sto
         check_config=lambda config: options.require_agreement(config, place),
         reports=[lambda: {"loop": monitor.report()}],
     )
-    notifier = systemd.Notifier.from_environment()
     monitor.add_beat(notifier.beat)
     async with contextlib.AsyncExitStack() as undo:
         if options.healthz_port:
             undo.callback(_start_health(options, node, monitor))
         watching = asyncio.ensure_future(monitor.run())
         undo.push_async_callback(_cancel, watching)
-        undo.callback(notifier.stopping)
         await node.run(stop, lambda: notifier.ready(node.summary()))
 
 

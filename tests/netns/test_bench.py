@@ -3,9 +3,11 @@
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -63,6 +65,36 @@ def test_profile_names_the_stages():
     assert done.returncode == 0, done.stdout
     for word in ("sending daemon", "receiving daemon", "lay out", "coalesce", "system time", "µs per 64 KiB"):
         assert word in done.stdout
+
+
+def test_upgrade_tells_the_gap_and_what_was_deleted():
+    done = bench("upgrade", "--rounds", "2")
+    assert done.returncode == 0, done.stdout
+    said = re.fullmatch(
+        r"2 upgrades, gap: median (\d+) ms \((\d+) … (\d+)\); (\d+) links, addresses or routes deleted\n", done.stdout
+    )
+    assert said is not None, done.stdout
+    middle, least, most, deletions = map(int, said.groups())
+    assert 0 < least <= middle <= most < 20_000
+    assert deletions == 0
+
+
+@pytest.mark.skipif(shutil.which("etcd") is None, reason="etcd is not installed")
+def test_etcdscale_tells_start_memory_and_how_soon_a_change_counts(monkeypatch):
+    with tempfile.TemporaryDirectory(prefix="es") as folder:  # short, for the nodes' sockets
+        monkeypatch.setenv("TMPDIR", folder)
+        done = bench("etcdscale", "--leases", "200", "--rounds", "2")
+        assert os.listdir(folder) == []
+    assert done.returncode == 0, done.stdout
+    for part in (
+        r"^0 leases: ready after \d+\.\d\d s, resident \d+\.\d MiB$",
+        r"^200 leases: ready after \d+\.\d\d s, resident \d+\.\d MiB$",
+        r"^a changed lease counts, idle: median \d+ ms \(\d+ … \d+\)$",
+        r"^a changed lease counts, under traffic: median \d+ ms \(\d+ … \d+\)$",
+        r"^traffic meanwhile: \d+\.\d\d Gbit/s$",
+        r"^resident \d+\.\d MiB; the loop was late by \d+ ms at most$",
+    ):
+        assert re.search(part, done.stdout, re.MULTILINE), (part, done.stdout)
 
 
 PEERS = {

@@ -30,8 +30,6 @@ def places(tmp_path) -> list[str]:
         str(tmp_path / "run"),
         "--subnet-file",
         str(tmp_path / "subnet.env"),
-        "--store-dir",
-        str(tmp_path / "store"),
     ]
 
 
@@ -109,6 +107,93 @@ def test_cleanup_after_a_kill_leaves_the_host_as_it_was(tmp_path):
         host.run([*NODE, "cleanup", "--run-dir", str(made.run_dir(host))])
         assert interfaces_and_routes(host) == before
         assert not made.run_dir(host).exists()
+
+
+def cleanup(made, host, *prefix: str) -> subprocess.CompletedProcess[str]:
+    return host.run([*prefix, *NODE, "cleanup", "--run-dir", str(made.run_dir(host))])
+
+
+def test_cleanup_with_an_unreadable_note_says_so_and_takes_the_rules(tmp_path):
+    with cluster(tmp_path, "--network", NETWORK, "--ip-masq", nodes=1, start=False) as made:
+        host = made.lab.hosts[0]
+        before = interfaces_and_routes(host)
+        made.start(host)
+        made.stop(host)
+        (made.run_dir(host) / "state.json").write_text("{")
+        done = cleanup(made, host)
+        assert_fails(done, "state.json was unreadable", "subnet.env")
+        assert "removed nftables table pyflannel-dp-flannel.1\nremoved device flannel.1\n" in done.stdout
+        assert interfaces_and_routes(host) == before
+        assert host.run(["nft", "list", "tables"]).stdout == ""
+        assert not made.run_dir(host).exists()
+
+
+def test_cleanup_without_nft_removes_the_rest_and_the_rules_the_next_time(tmp_path):
+    with cluster(tmp_path, "--network", NETWORK, "--ip-masq", nodes=1, start=False) as made:
+        host = made.lab.hosts[0]
+        before = interfaces_and_routes(host)
+        made.start(host)
+        made.stop(host)
+        done = cleanup(made, host, "env", "PATH=/nowhere")
+        assert_fails(done, "not everything was removed: the program nft is missing")
+        assert "removed device flannel.1" in done.stdout
+        assert interfaces_and_routes(host) == before
+        assert not made.subnet_file(host).exists()
+        assert "pyflannel-dp-flannel.1" in host.run(["nft", "list", "tables"]).stdout
+        done = cleanup(made, host)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert host.run(["nft", "list", "tables"]).stdout == ""
+        assert not made.run_dir(host).exists()
+
+
+def test_cleanup_on_a_full_disk_makes_room(tmp_path):
+    full = f"""
+        mount -t tmpfs -o size=64k tmpfs {tmp_path}
+        mkdir {tmp_path}/run
+        : > {tmp_path}/run/lock
+        printf '%s' '{{"subnet_file": "{tmp_path}/subnet.env", "content": "A=1\\n"}}' > {tmp_path}/run/state.json
+        echo A=1 > {tmp_path}/subnet.env
+        cat /dev/zero > {tmp_path}/filler 2> /dev/null && exit 9
+        exec {" ".join(NODE)} cleanup --run-dir {tmp_path}/run
+    """
+    done = subprocess.run(["unshare", "-mn", "sh", "-c", full], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"removed {tmp_path}/subnet.env\nremoved {tmp_path}/run/state.json\n" in done.stdout
+
+
+def test_a_restart_whose_lease_is_gone_takes_the_subnet_that_subnet_env_names(tmp_path):
+    """There are 65 000 others to choose from, for one that does not look there."""
+    with cluster(tmp_path, nodes=1, start=False) as made:
+        host = made.lab.hosts[0]
+        (tmp_path / "store").mkdir()
+        (tmp_path / "store" / "config").write_text('{"Network":"10.0.0.0/8","Backend":{"Type":"vxlan"}}')
+        made.start(host)
+        key = made.status(host)["lease"]["key"]
+        content = made.subnet_file(host).read_text()
+        made.stop(host)
+        (tmp_path / "store" / "subnets" / key).unlink()
+        made.start(host)
+        assert made.status(host)["lease"]["key"] == key
+        assert made.subnet_file(host).read_text() == content
+
+
+def test_a_restart_with_other_options_leaves_nothing_that_cleanup_does_not_find(tmp_path):
+    with cluster(tmp_path, "--network", NETWORK, nodes=1, start=False) as made:
+        host = made.lab.hosts[0]
+        before = interfaces_and_routes(host)
+        made.start(host, "--ip-masq")
+        made.stop(host, signal.SIGKILL)
+        made.start(host, "--ip-masq", "--device", "other0", "--subnet-file", str(tmp_path / "other.env"))
+        assert "flannel.1" not in interfaces_and_routes(host)
+        assert re.findall(r"pyflannel-dp\S+", host.run(["nft", "list", "tables"]).stdout) == ["pyflannel-dp-other0"]
+        made.stop(host, signal.SIGKILL)
+        done = cleanup(made, host)
+        assert (done.returncode, done.stderr) == (0, "")
+        for one in ("nftables table pyflannel-dp-other0", "device other0", tmp_path / "other.env", made.subnet_file(host)):
+            assert f"removed {one}\n" in done.stdout
+        assert interfaces_and_routes(host) == before
+        assert host.run(["nft", "list", "tables"]).stdout == ""
+        assert not made.subnet_file(host).exists()
 
 
 def start_static_pair(made, version: int, underlay: int, *options: str):
@@ -279,7 +364,9 @@ class TestFailures:
         for last in (4, 8, 12):
             value = {"PublicIP": f"192.0.2.{last + 100}", "BackendType": "vxlan"}
             (subnets / f"10.5.0.{last}-30").write_text(json.dumps(value))
-        assert_fails(run_node(lab.add_host(), *places), "all subnets of /30 between 10.5.0.4 and 10.5.0.12 are taken")
+        store = ["--store-dir", str(tmp_path / "store")]
+        done = run_node(lab.add_host(), *places, *store)
+        assert_fails(done, "all subnets of /30 between 10.5.0.4 and 10.5.0.12 are taken")
 
     def test_a_second_node_in_one_namespace(self, tmp_path):
         with cluster(tmp_path, "--network", NETWORK, nodes=1) as made:

@@ -2,6 +2,9 @@
 
 A list separated by commas, with spaces and quotes stripped that shells and unit files leave in it. An endpoint is
 ``http://host:port``, ``https://host:port`` or ``host:port``, which means http as it does for etcdctl.
+
+A user and password have options of their own. In an endpoint they are refused before anything else is looked at, since what
+is said about an endpoint quotes it, and goes to logs.
 """
 
 import re
@@ -33,6 +36,7 @@ class Endpoint:
 
 def parse_endpoints(text: str) -> tuple[Endpoint, ...]:
     """The endpoints in `text`, each once. Raises ValueError saying which part is off."""
+    _refuse_secrets(text)  # the whole of it: a password may have a comma in it
     parts = [part.strip(_JUNK) for part in text.strip(_JUNK).split(",")]
     found = dict.fromkeys(parse_endpoint(part) for part in parts if part)
     if not found:
@@ -42,6 +46,7 @@ def parse_endpoints(text: str) -> tuple[Endpoint, ...]:
 
 def parse_endpoint(text: str) -> Endpoint:
     """One endpoint. Raises ValueError."""
+    _refuse_secrets(text)
     scheme, separator, rest = text.rpartition("://")
     if separator and scheme.lower() not in _SCHEMES:
         raise ValueError(f"{text!r}: etcd is reached by http or https, not {scheme!r}; give {_FORM}")
@@ -49,6 +54,14 @@ def parse_endpoint(text: str) -> Endpoint:
     if not colon or not (port_text.isascii() and port_text.isdigit()) or not 0 < int(port_text) < 65536:
         raise ValueError(f"{text!r} has no port (etcd's is 2379): give {_FORM}")
     return Endpoint(_host(host, text), int(port_text), scheme.lower() == "https")
+
+
+def _refuse_secrets(text: str) -> None:
+    """Raises ValueError, which does not quote `text`, if there is a user in it: no host's name has an @."""
+    if "@" in text:
+        raise ValueError(
+            f"a user and password do not go into an endpoint, but into --etcd-username and --etcd-password; give {_FORM}"
+        )
 
 
 def _host(text: str, whole: str) -> str:
