@@ -11,6 +11,7 @@ import asyncio
 import json
 import random
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,8 @@ _CONFIG = {"Network": "10.0.0.0/8", "SubnetLen": 24, "SubnetMin": "10.200.0.0", 
 _PREFIX = "/coreos.com/network"
 _MOVING = IPv4Network("10.1.0.0/24")
 _VXLAN_PORT = 8472
+_SO_TIMESTAMPNS = 35  # include/uapi/asm-generic/socket.h; a struct timespec comes with each datagram
+_TIMESPEC = struct.Struct("@ll")
 _DEADLINE_SECONDS = 60.0
 
 
@@ -103,6 +106,7 @@ class _Stage:
             receivers = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in self.addresses]
         try:
             for receiver, address in zip(receivers, self.addresses, strict=True):
+                receiver.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
                 receiver.bind((str(address), _VXLAN_PORT))
                 receiver.settimeout(_DEADLINE_SECONDS)
             yield receivers
@@ -142,11 +146,12 @@ def _drain(receiver: socket.socket) -> None:
 
 def _first_arrival(receiver: socket.socket, began: float, stamp: Path) -> tuple[float, float]:
     """When the first datagram that was sent after `began` arrived, and when the put began, which was later than `began`:
-    `stamp` has it."""
+    `stamp` has it. The kernel notes when a datagram arrives; whoever reads it may come late."""
     while True:
-        sent, arrived = float(receiver.recv(2048)[-17:]), time.time()
-        if sent >= began:
-            return arrived, float(stamp.read_text(encoding="ascii"))
+        data, ancillary, _, _ = receiver.recvmsg(2048, _TIMESPEC.size * 4)
+        if float(data[-17:]) >= began:
+            seconds, nanoseconds = _TIMESPEC.unpack(ancillary[0][2][: _TIMESPEC.size])
+            return seconds + nanoseconds / 1e9, float(stamp.read_text(encoding="ascii"))
 
 
 async def _put(url: str, stamp: str, what: str, argument: str) -> None:

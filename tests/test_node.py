@@ -529,6 +529,18 @@ async def test_our_own_device_is_never_the_underlay(tmp_path):
         assert a.device.mtu == 1450
 
 
+async def test_the_bridge_of_our_pods_is_never_the_underlay_and_hosts_may_live_in_the_network(tmp_path):
+    world = World(tmp_path, '{"Network":"192.0.0.0/22","SubnetMax":"192.0.1.0","Backend":{"Type":"vxlan"}}')
+    a = Machine(world, 1, ipv6=False, choice=Choice(iface_regex=(r"^192\.0\.",)))
+    async with a.running():
+        assert a.node.status()["external"]["ipv4"] == "192.0.2.1"
+        bridge = Interface("cni0", 1, 1450, (ip_interface(f"{a.subnet.network_address + 1}/24"),), kind="bridge")
+        a.host.links.insert(0, bridge)
+        a.alter_interface(mtu=1400)
+        await until(lambda: a.device.mtu == 1350)
+        assert a.node.status()["external"] == {"interface": "eth0", "ipv4": "192.0.2.1", "ipv6": None}
+
+
 async def test_another_address_beside_ours_moves_nothing(world):
     async with Machine(world, 1).running() as a:
         before = a.node.status()["external"]

@@ -43,9 +43,9 @@ class External:
 def choose(host: Host, choice: Choice, *, avoid: Collection[Network] = (), current: External | None = None) -> External:
     """The external interface. Raises HostError saying what was looked for and what there is.
 
-    Devices of this program are no candidates, nor are addresses in the networks `avoid`, the overlay's own: a tunnel
-    must not go through itself. An address of the `current` one that its interface still has stays: another one that was
-    added, such as one that moves between hosts, is no reason to move.
+    Devices of this program are no candidates, nor are addresses in `avoid`, which are this node's own pods': a tunnel must
+    not go through itself. An address of the `current` one that its interface still has stays: another one that was added,
+    such as one that moves between hosts, is no reason to move.
     """
     interfaces = [_without(one, avoid) for one in host.interfaces() if not one.alias.startswith(ALIAS)]
     interface, wanted = _find(host, interfaces, choice)

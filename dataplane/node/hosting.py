@@ -229,8 +229,8 @@ class HostKeeper:
     async def _follow_external(self) -> None:
         """Choose again, and take over what is new. The families stay those of the start, and each goes its own way."""
         state = self._state
-        networks = [pool.network for pool in state.config.pools]
-        found = await asyncio.to_thread(choose, self._host, state.settings.choice, avoid=networks, current=state.external)
+        own = [state.subnet(pool.network.version) for pool in state.pools]  # not the networks: hosts may live in them, too
+        found = await asyncio.to_thread(choose, self._host, state.settings.choice, avoid=own, current=state.external)
         missing = [family for family in state.underlay.families if _address(found, family) is None]
         if found != state.external:
             await self._take_over(_with_addresses_of(state.external, found, missing))
