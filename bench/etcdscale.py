@@ -28,6 +28,8 @@ import click
 from bench.processes import resident_mebibytes
 from dataplane.control import ask
 from dataplane.lab import Host, Lab, inside
+from routing.config import BACKEND_VXLAN
+from routing.lease import Lease, LeaseAttributes, VtepData, derive_vtep_mac
 
 _CONFIG = {"Network": "10.0.0.0/8", "SubnetLen": 24, "SubnetMin": "10.200.0.0", "Backend": {"Type": "vxlan"}}
 _PREFIX = "/coreos.com/network"
@@ -184,14 +186,8 @@ async def _put(url: str, stamp: str, what: str, argument: str) -> None:
 
 
 def _lease(subnet: IPv4Network, address: IPv4Address) -> tuple[bytes, bytes]:
-    mac = (b"\x02\xfd" + address.packed).hex(":")
-    value = {
-        "PublicIP": str(address),
-        "PublicIPv6": None,
-        "BackendType": "vxlan",
-        "BackendData": {"VNI": 1, "VtepMAC": mac},
-    }
-    return f"{_PREFIX}/subnets/{str(subnet).replace('/', '-')}".encode(), json.dumps(value).encode()
+    lease = Lease(subnet, None, LeaseAttributes(address, None, BACKEND_VXLAN, VtepData(derive_vtep_mac(address), 1)))
+    return f"{_PREFIX}/subnets/{lease.key}".encode(), lease.attributes.to_json().encode()
 
 
 @contextmanager

@@ -182,3 +182,15 @@ def derive_vtep_mac(address: Address) -> bytes:
     if address.version == 4:
         return b"\x02\xfd" + address.packed
     return b"\x06" + hashlib.sha256(address.packed).digest()[:5]
+
+
+def vtep_macs(
+    public_ip: IPv4Address | None, public_ipv6: IPv6Address | None, chosen: bytes | None
+) -> tuple[bytes | None, bytes | None]:
+    """The VTEP MACs of a node with these addresses, over IPv4 and over IPv6; None where it has no address.
+
+    A `chosen` one is that of the IPv4 underlay, or of the IPv6 one if there is no other; what is not chosen is derived.
+    """
+    if public_ip is not None:
+        return chosen or derive_vtep_mac(public_ip), derive_vtep_mac(public_ipv6) if public_ipv6 is not None else None
+    return None, (chosen or derive_vtep_mac(public_ipv6)) if public_ipv6 is not None else None

@@ -71,14 +71,6 @@ class Planner:
         self._make([route for routes in gone for route in routes], new)
         return self.table
 
-    def redefine(self, identity: Identity, families: Collection[int]) -> Table:
-        """The table of the same peers for a node that is now `identity` and has those `families`: planned anew."""
-        self._identity, self._families = identity, frozenset(families)
-        for key, lease in [(key, planned.lease) for key, planned in self._planned.items()]:
-            self._plan(key, lease)
-        self._build()
-        return self.table
-
     def _forget(self, key: str) -> _Planned | None:
         self._unreachable.discard(key)
         return self._planned.pop(key, None)

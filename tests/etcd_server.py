@@ -376,3 +376,14 @@ async def proxy_to(etcd: Etcd) -> AsyncIterator[Proxy]:
         yield proxy
     finally:
         await proxy.close()
+
+
+async def again(attempt):
+    """What `attempt` gives once etcd answers."""
+    end = time.monotonic() + DEADLINE
+    while True:
+        try:
+            return await attempt()
+        except StoreAwayError:
+            assert time.monotonic() < end
+            await asyncio.sleep(0.02)

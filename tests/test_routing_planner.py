@@ -123,10 +123,9 @@ def test_a_former_address_that_another_peer_takes_is_that_ones():
 @pytest.mark.parametrize("families", [{4}, {6}, {4, 6}])
 def test_a_node_that_becomes_another_keeps_its_peers(families):
     peers = [lease(number, number, ipv6=number % 3, subnets="46") for number in range(1, 9)]
-    planner = Planner(IDENTITY, {4}, 0.0)
-    planner.update(Changes(added=tuple(peers)), 0.0)
     other = Identity("vxlan", IPv4Network("10.5.77.0/24"), None, 8472, vtep_mac=b"\2\0\0\0\0\7")
-    table = planner.redefine(other, families)
+    planner = Planner(other, families, 0.0)  # as the node makes one when its own lease is another
+    table = planner.update(Changes(added=tuple(peers)), 0.0)
     routes, unreachable = plan(peers, "vxlan", families)
     assert answers(table) == answers(build(other, routes))
     assert planner.unreachable == unreachable

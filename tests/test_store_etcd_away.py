@@ -121,17 +121,6 @@ def lines(caplog) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name.endswith("following")]
 
 
-async def again(attempt):
-    """What `attempt` gives once etcd answers."""
-    end = time.monotonic() + etcd_server.DEADLINE
-    while True:
-        try:
-            return await attempt()
-        except StoreAwayError:
-            assert time.monotonic() < end
-            await asyncio.sleep(0.02)
-
-
 # one server
 
 
@@ -192,7 +181,7 @@ async def test_a_frozen_server_is_noticed_by_pings(etcd, other):
             etcd.thaw()
         assert 2.5 < time.monotonic() - begun < 12, "not by a call that had no answer"
         await until("the end of the outage", lambda: watcher.away_since is None)
-        await again(lambda: other.put(key(2), host(2).to_json()))
+        await etcd_server.again(lambda: other.put(key(2), host(2).to_json()))
         await until("what happens then", lambda: watcher.numbers == [1, 2])
 
 
@@ -228,7 +217,7 @@ async def test_a_compaction_while_the_watch_is_down(etcd, other, caplog):
         etcd.restart()
         await until("the pause", lambda: asked)
         for number in range(2, 102):
-            await again(lambda number=number: other.put(key(number), host(number).to_json()))
+            await etcd_server.again(lambda number=number: other.put(key(number), host(number).to_json()))
         await other.delete(key(1))
         await other.compact()
         pause.set()
@@ -275,10 +264,10 @@ async def test_data_that_is_wiped_under_live_nodes(etcd, other):
         await asyncio.to_thread(etcd.start)
         await until("the empty etcd", lambda: watcher.numbers == [])
         with pytest.raises(LeaseLostError):
-            await again(lambda: first.renew(leases[0]))
+            await etcd_server.again(lambda: first.renew(leases[0]))
         await first.write_config(CONFIG_TEXT)
         for number, store, lease in ((1, first, leases[0]), (2, second, leases[1])):
-            config = await again(store.config)
+            config = await etcd_server.again(store.config)
             again_theirs = await store.acquire(config, host(number), Subnets(lease.subnet))
             assert again_theirs.key == lease.key, "the previous subnet, which is free"
         await until("both again", lambda: watcher.numbers == [1, 2])
@@ -295,7 +284,7 @@ async def test_the_claim_outlives_an_outage(etcd, other):
     await asyncio.to_thread(etcd.start)
 
     async def claimed() -> bytes | None:
-        found = await again(lambda: other.get(f"{PREFIX}/pyflannel-dp/claims/192.0.2.1"))
+        found = await etcd_server.again(lambda: other.get(f"{PREFIX}/pyflannel-dp/claims/192.0.2.1"))
         return found.value if found is not None else None
 
     end = time.monotonic() + etcd_server.DEADLINE
@@ -408,16 +397,16 @@ async def test_a_watch_that_is_refused_again_and_again_is_no_busy_loop(proxy, ot
 
 async def test_one_of_three_members_is_killed_then_two(cluster):
     async with etcd_server.other_client(cluster) as other, following(cluster) as watcher:
-        await again(lambda: other.put(f"{PREFIX}/config", CONFIG_TEXT))
+        await etcd_server.again(lambda: other.put(f"{PREFIX}/config", CONFIG_TEXT))
         store = EtcdStore(cluster.endpoints, PREFIX, identity="one")
-        lease = await again(lambda: store.acquire(CONFIG, host(1), net(1)))
+        lease = await etcd_server.again(lambda: store.acquire(CONFIG, host(1), net(1)))
         await until("the lease", lambda: watcher.numbers == [1])
         in_use = cluster.endpoints.index(watcher.store._client.endpoint)
         cluster.kill(in_use)  # the one that the watch is at
-        await again(lambda: other.put(key(2), host(2).to_json()))
+        await etcd_server.again(lambda: other.put(key(2), host(2).to_json()))
         await until("the change on another member", lambda: watcher.numbers == [1, 2])
         await until("the watch to be back", lambda: watcher.away_since is None)
-        assert (await again(lambda: store.renew(lease))).key == lease.key
+        assert (await etcd_server.again(lambda: store.renew(lease))).key == lease.key
         second = cluster.endpoints.index(watcher.store._client.endpoint)
         cluster.kill(next(number for number in range(3) if number not in {in_use, second}))
         # The member of the watch lives and is alone: it has no leader, and ends the watch.
@@ -429,8 +418,8 @@ async def test_one_of_three_members_is_killed_then_two(cluster):
         await asyncio.to_thread(cluster.start, *(number for number in range(3) if number != second))
         await until("the end of the outage", lambda: watcher.away_since is None)
         assert watcher.numbers == [1, 2]
-        assert (await again(lambda: store.renew(lease))).key == lease.key
-        await again(lambda: other.put(key(3), host(3).to_json()))
+        assert (await etcd_server.again(lambda: store.renew(lease))).key == lease.key
+        await etcd_server.again(lambda: other.put(key(3), host(3).to_json()))
         await until("what happens then", lambda: watcher.numbers == [1, 2, 3])
         await store.close()
 

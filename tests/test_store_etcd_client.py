@@ -438,7 +438,7 @@ async def test_the_least_role_is_enough_and_tokens_are_renewed(guarded):
         token = store._client._token
         assert token
         await asyncio.to_thread(guarded.etcd.restart)
-        moved = await again_while_away(lambda: store.update(lease, LeaseAttributes(IPv4Address("192.0.2.9"), None, "udp")))
+        moved = await etcd_server.again(lambda: store.update(lease, LeaseAttributes(IPv4Address("192.0.2.9"), None, "udp")))
         assert [one.attributes for one in await asyncio.wait_for(anext(watch), 20)] == [moved.attributes]
         assert store._client._token not in {None, token}
         await etcd_server.until("the watch to be back", lambda: store.report()["away_since"] is None)
@@ -446,17 +446,6 @@ async def test_the_least_role_is_enough_and_tokens_are_renewed(guarded):
         await store.release(renewed)
         assert await asyncio.wait_for(anext(watch), 20) == []
         await watch.aclose()
-
-
-async def again_while_away(attempt):
-    """What `attempt` gives once etcd answers."""
-    end = time.monotonic() + etcd_server.DEADLINE
-    while True:
-        try:
-            return await attempt()
-        except StoreAwayError:
-            assert time.monotonic() < end
-            await asyncio.sleep(0.02)
 
 
 async def test_a_changed_role_makes_tokens_old_and_is_no_trouble(guarded):
@@ -529,7 +518,7 @@ async def test_a_permission_that_is_withdrawn_and_given_back(guarded, caplog):
         await asyncio.to_thread(guarded.etcd.restart)
         await etcd_server.until("the trouble", lambda: "lacks a permission" in (store.report()["trouble"] or ""))
         assert store.report()["away_since"] is not None
-        await again_while_away(lambda: root.grant("node", f"{PREFIX}/subnets/", pb.Permission.READWRITE))
+        await etcd_server.again(lambda: root.grant("node", f"{PREFIX}/subnets/", pb.Permission.READWRITE))
         await root.put(f"{PREFIX}/subnets/10.5.99.0-24", '{"PublicIP":"192.0.2.99","BackendType":"udp"}')
         assert len(await asyncio.wait_for(anext(watch), 20)) == 2
         await etcd_server.until("the end of the trouble", lambda: store.report()["trouble"] is None)

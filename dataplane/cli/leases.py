@@ -19,7 +19,7 @@ from dataplane.cli import parameters
 from dataplane.cli.stores import ETCD, LOCAL, StoreChoice, store_options
 from routing.allocator import Subnets
 from routing.config import BACKEND_VXLAN, ConfigError, Network, parse_config
-from routing.lease import Lease, LeaseAttributes, VtepData, derive_vtep_mac, format_mac
+from routing.lease import Lease, LeaseAttributes, VtepData, format_mac, vtep_macs
 from routing.stores import Registry, StoreError
 
 _T = TypeVar("_T")
@@ -158,10 +158,8 @@ def _attributes(
     public_ip: IPv4Address | None, public_ipv6: IPv6Address | None, mac: bytes | None, backend_type: str, vni: int
 ) -> LeaseAttributes:
     """What a node with these addresses says of itself; the MAC is the one that it derives itself, if none is given."""
-    is_vxlan = backend_type == BACKEND_VXLAN
-    data = VtepData(mac or derive_vtep_mac(public_ip), vni) if public_ip is not None and is_vxlan else None
-    chosen = None if public_ip is not None else mac
-    data_v6 = VtepData(chosen or derive_vtep_mac(public_ipv6), vni) if public_ipv6 is not None and is_vxlan else None
+    macs = vtep_macs(public_ip, public_ipv6, mac) if backend_type == BACKEND_VXLAN else (None, None)
+    data, data_v6 = (VtepData(one, vni) if one is not None else None for one in macs)
     return LeaseAttributes(public_ip, public_ipv6, backend_type, data, data_v6)
 
 

@@ -1,6 +1,7 @@
 """The options of the node as Click hands them over, and what becomes of them: its settings and its store."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from pathlib import Path
@@ -140,6 +141,13 @@ class Options:
                 raise ConfigError(
                     f"{name} asks for {asked}, but {place} says {found}: leave the option out, or change it there"
                 )
+
+    def config_check(self) -> Callable[[NetworkConfig], None]:
+        """What a configuration must pass that is read only when the node starts, as etcd's is; others are checked when
+        their store is opened."""
+        if self.store.kind != ETCD:
+            return lambda _: None
+        return lambda config: self.require_agreement(config, f"{self.store.etcd_prefix}/config in etcd")
 
     async def open_store(self, identity: str) -> SubnetStore:
         """The store. Raises UsageError, StoreError, ConfigError."""

@@ -18,7 +18,7 @@ from dataplane.host.external import choose
 from dataplane.host.firewall import NftFirewall
 from dataplane.host.netlink import NetlinkHost
 from dataplane.loopmonitor import LoopMonitor
-from dataplane.node import Node, NodeError, unless_stopped
+from dataplane.node import Node, NodeError, Settings, unless_stopped
 from routing.stores import SubnetStore
 
 log = logging.getLogger(__name__)
@@ -32,13 +32,14 @@ def run(options: Options, warnings: Sequence[str] = ()) -> None:
     logs.configure(options.v, options.log_json)
     for warning in warnings:
         log.warning("%s", warning)
+    settings = options.settings()
     if options.drop_capabilities:
-        _drop_privileges(options)
-    _run_loop(_serve(options))
+        _drop_privileges(options, settings)
+    _run_loop(_serve(options, settings))
 
 
-def _drop_privileges(options: Options) -> None:
-    settings, store = options.settings(), options.store
+def _drop_privileges(options: Options, settings: Settings) -> None:
+    store = options.store
     files = (store.etcd_cafile, store.etcd_certfile, store.etcd_keyfile)  # read again when etcd is reached anew
     folders = [settings.run_dir, settings.subnet_file.parent]
     if store.kind == LOCAL:
@@ -46,10 +47,7 @@ def _drop_privileges(options: Options) -> None:
     if settings.capture is not None:
         folders.append(settings.capture.parent)
     keep = privileges.needed(
-        ports=(
-            options.port,
-            options.healthz_port,
-        ),  # without --port the network configuration says it, which is not read yet
+        ports=(options.port, options.healthz_port),  # no --port: the network configuration, not read yet, has it
         readable=[file for file in (*files, options.net_config_path) if file is not None],
         writable=folders,
     )
@@ -66,16 +64,24 @@ def _run_loop(main: Coroutine[Any, Any, None]) -> None:
         uvloop.run(main)
 
 
-async def _serve(options: Options) -> None:
+async def _serve(options: Options, settings: Settings) -> None:
     notifier = systemd.Notifier.from_environment()
     stop = _stop_on_signals(notifier)
-    settings = options.settings()
     host = NetlinkHost(mark_of(settings.run_dir))
     await asyncio.to_thread(choose, host, settings.choice)  # before anything is written for others to read
     store = await unless_stopped(stop, asyncio.ensure_future(_open_store(options)))
     if store is not None:
         try:
-            await _run_node(options, store, host, stop, notifier)
+            monitor = LoopMonitor()
+            node = Node(
+                settings,
+                store,
+                host,
+                open_firewall=NftFirewall,
+                check_config=options.config_check(),
+                reports=[lambda: {"loop": monitor.report()}],
+            )
+            await _run_node(options, node, monitor, stop, notifier)
         finally:
             await store.close()
     log.info("stopped")
@@ -106,19 +112,8 @@ async def _open_store(options: Options) -> SubnetStore:
 
 
 async def _run_node(
-    options: Options, store: SubnetStore, host: NetlinkHost, stop: asyncio.Event, notifier: systemd.Notifier
+    options: Options, node: Node, monitor: LoopMonitor, stop: asyncio.Event, notifier: systemd.Notifier
 ) -> None:
-    settings = options.settings()
-    monitor = LoopMonitor()
-    place = f"{options.store.etcd_prefix}/config in etcd"
-    node = Node(
-        settings,
-        store,
-        host,
-        open_firewall=NftFirewall,
-        check_config=lambda config: options.require_agreement(config, place),
-        reports=[lambda: {"loop": monitor.report()}],
-    )
     monitor.add_beat(notifier.beat)
     async with contextlib.AsyncExitStack() as undo:
         if options.healthz_port:

@@ -83,10 +83,14 @@ class HostKeeper:
         """Open the device and set up its families. Raises HostError if none works, and what opening raises."""
         state = self._state
         footprint.note(state.settings.run_dir, device=state.device_name)
-        state.device = self._taps.around_device(self._open_device(state.device_name, state.mtu, state.offloads))
+        state.device = self._opened()
         await self._set_up_families()
         for name in await asyncio.to_thread(remove_stale_devices, self._host, state.device_name):
             log.warning("removed %s, the device of an earlier start with other options", name)
+
+    def _opened(self) -> Device:
+        state = self._state
+        return self._taps.around_device(self._open_device(state.device_name, state.mtu, state.offloads))
 
     async def _set_up_families(self) -> None:
         """Addresses and routes, family by family: the first failures leave a family out. Raises HostError if all fail."""
@@ -171,11 +175,9 @@ class HostKeeper:
             f"{interface.name} has the address {own}, which lies outside this node's subnet "
             f"{' and '.join(map(str, subnets))}: the pods on it are unreachable; remove the bridge (ip link del "
             f"{interface.name}) and start them again"
-            for interface in await asyncio.to_thread(self._host.interfaces)
+            for interface in await asyncio.to_thread(self._host.interfaces, _BRIDGES)
             for own in interface.addresses
-            if interface.name in _BRIDGES
-            and any(own.ip in network for network in networks)
-            and not any(own.ip in subnet for subnet in subnets)
+            if any(own.ip in network for network in networks) and not any(own.ip in subnet for subnet in subnets)
         ]
         state.troubles.note("pods", "; ".join(stale) or None)
 
@@ -279,7 +281,7 @@ class HostKeeper:
         log.warning("the device %s is gone; opening it anew", state.device_name)
         state.engine.stop()
         state.device.close()
-        state.device = self._taps.around_device(self._open_device(state.device_name, state.mtu, state.offloads))
+        state.device = self._opened()
         state.engine.replace_device(state.device)
         state.engine.start()
         self._is_device_lost = False

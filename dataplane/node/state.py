@@ -16,7 +16,7 @@ from encap.overhead import MINIMUM_IPV4_MTU, MINIMUM_IPV6_MTU, overhead
 from encap.vxlan import HEADER_LENGTH
 from routing import route
 from routing.config import BACKEND_UDP, BACKEND_VXLAN, Address, Network, NetworkConfig, Pool
-from routing.lease import Lease, LeaseAttributes, VtepData, derive_vtep_mac, format_mac
+from routing.lease import Lease, LeaseAttributes, VtepData, format_mac, vtep_macs
 from routing.leaseset import LeaseSet
 from routing.route import FRAMING_IP, FRAMING_VXLAN
 from routing.table import Identity, Table
@@ -100,11 +100,8 @@ class State:
         public_ip = self.external.public_ip if 4 in families else None
         public_ipv6 = self.external.public_ipv6 if 6 in families else None
         if self.framing == FRAMING_VXLAN:
-            chosen = self.settings.vtep_mac
-            if public_ip and self.vtep_mac is None:
-                self.vtep_mac = chosen or derive_vtep_mac(public_ip)
-            if public_ipv6 and self.vtep_mac_v6 is None:
-                self.vtep_mac_v6 = (None if public_ip else chosen) or derive_vtep_mac(public_ipv6)
+            mac, mac_v6 = vtep_macs(public_ip, public_ipv6, self.settings.vtep_mac)
+            self.vtep_mac, self.vtep_mac_v6 = self.vtep_mac or mac, self.vtep_mac_v6 or mac_v6
         return LeaseAttributes(
             public_ip,
             public_ipv6,
