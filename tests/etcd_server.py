@@ -193,7 +193,6 @@ class Etcd:
             "--initial-cluster", ",".join(f"{one.name}={one.peer}" for one in self.members),
             "--heartbeat-interval", str(beat),
             "--election-timeout", str(election),
-            "--unsafe-no-fsync",
             "--logger", "zap",
             "--log-level", "error",
             *self.options,
